@@ -1,0 +1,6 @@
+"""The Streamlit dashboard, importable as ``t2lens.apps`` only. Streamlit is imported nowhere else."""
+
+# From the root of a checkout the folder is also visible as plain `apps`; imported under both names,
+# every module would exist twice.
+if __name__ != "t2lens.apps":
+    raise ImportError("import this package as 't2lens.apps', not 'apps'")
