@@ -1,0 +1,83 @@
+// The panel of numbers beside the maps: the chosen node in every model. One part of the module that maps.js describes.
+
+View.prototype.detail = function () {
+  const pos0 = this.view.pos, first = this.here, box = this.node;
+  box.textContent = "";
+  const top = el("div", "top", undefined, box), line = el("div", "big", `${this.view.site} `, top);
+  el("span", "sub", ` at position ${pos0} `, line);
+  el("span", "tok", glyphs(first.tokens[pos0]), line);
+  this.panels.forEach((p, i) => this.half(el("section", "", undefined, box), p, i));
+  this.box.dataset.cell = JSON.stringify({ panel: this.view.panel, pos: pos0, site: this.view.site });
+};
+
+// a table of [label, go, shade, ...numbers]; `go` is the cell that the label leads to
+View.prototype.table = function (parent, head, rows) {
+  const table = el("table", "", undefined, parent), tr = el("tr", "", undefined, el("thead", "", undefined, table));
+  for (const h of head) el("th", "", h, tr).scope = "col";
+  const body = el("tbody", "", undefined, table);
+  for (const [label, go, color, ...numbers] of rows) {
+    const row = el("tr", "", undefined, body), cell = el("td", "", undefined, row);
+    if (color) el("span", "sw", undefined, cell).style.background = color;
+    if (go) el("button", "", label, cell).onclick = () => this.select(go);
+    else el("span", "", label, cell);
+    for (const v of numbers) el("td", "", typeof v === "string" ? v : fmt(v), row);
+  }
+  return table;
+};
+
+View.prototype.half = function (parent, p, i) {
+  const site = this.site(i), row = p.row.get(site), pos = this.clamp(i), most = 6;
+  const h = this.title(parent, p, site === this.view.site ? "" : `shown: ${site}`);
+  parent.dataset.node = p.letter;
+  h.style.marginBottom = "3px";
+  if (pos !== this.view.pos) el("p", "why", `has ${p.T} positions; shown: ${pos}`, parent);
+  this.table(parent, ["at this node", ""], this.payload.quantities.map((q) => {
+    const v = p.value(q.key, row, pos), none = p.absent[q.key] || (site === "embed" ? "written, not read" : "no value");
+    return [q.label, null, null, Number.isNaN(v) ? (p.absent[q.key] ? "none" : none === "no value" ? "\u2013" : none) : `${fmt(v)}${q.unit ? ` ${q.unit}` : ""}`];
+  })).dataset.table = "node";
+
+  const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
+  const by = (mode) => p.read(mode, row, pos).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const swatch = (mode, v) => {
+    const m = this.payload.depth.find((o) => o.key === mode);
+    const t = ROOT(v, m.hi);
+    return Number.isFinite(v) ? css(this.lut[m.signed ? "both" : "warm"][Math.round(m.signed ? 127.5 * (t + 1) : 255 * Math.max(0, t))]) : null;
+  };
+  const own = by("weights"), mix = new Map(by("mixing").map((s) => [s.name, s.value])), norm = new Map(by("contribution").map((s) => [s.name, s.value]));
+  const more = (n) => (n > most ? ` (${most} of ${n})` : "");
+  if (own.length) {
+    const plain = own.every((s) => mix.has(s.name));
+    const rows = own.slice(0, most).map((s) => [s.name, to(s.atoms[s.atoms.length - 1]), swatch("weights", s.value), s.value,
+      ...(plain ? [mix.get(s.name), norm.get(s.name)] : [s.atoms.length > 1 ? `${s.atoms[0]} \u2026 ${s.atoms[s.atoms.length - 1]}` : s.atoms[0]])]);
+    this.table(parent, [`reads from depth${more(own.length)}`, "weight", ...(plain ? ["mix", "norm"] : ["holds"])], rows).dataset.table = "weights";
+    if (!plain && norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
+  } else if (norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
+
+  if (p.sequence[site]) {
+    const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k]).filter(([v]) => !Number.isNaN(v)).sort((a, b) => b[0] - a[0]);
+    this.table(parent, [`reads from the sequence${more(keys.length)}`, "at", "weight"], keys.slice(0, most).map(([v, k]) => [glyphs(p.tokens[k]), { panel: i, pos: k, site },
+      css(this.lut.warm[this.shadeWeight(v)]), String(k), v])).dataset.table = "sequence";
+  } else el("p", "why", `${site} reads no other position.`, parent);
+  if (p.next && p.next[pos]) this.table(parent, ["next token, at out", "prob."], p.next[pos].map(([token, log]) => [glyphs(token), null, null, Math.exp(log)])).dataset.table = "next";
+};
+
+View.prototype.atoms = function (parent, ranked, mix, to, swatch, more, most) {
+  this.table(parent, [`atoms in the read${more(ranked.length)}`, "mix", "norm"], ranked.slice(0, most).map((s) => [s.name, to(s.name),
+    swatch("mixing", mix.get(s.name)), mix.get(s.name), s.value])).dataset.table = "atoms";
+};
+
+// ---- entries ---------------------------------------------------------------------------------------------------------
+export function renderMaps(root, payload, onSelect) {
+  if (!root.t2lens) {
+    const style = el("style");
+    style.textContent = CSS;
+    root.append(style);
+    root.t2lens = new View(root);
+  }
+  root.t2lens.update(payload, onSelect);
+  return () => { if (root.t2lens) { root.t2lens.stop(); root.t2lens.box.remove(); delete root.t2lens; } };
+}
+
+export default function ({ parentElement, data, setStateValue }) {
+  return renderMaps(parentElement, data, setStateValue);
+}
