@@ -1,0 +1,53 @@
+"""t2lens: a lens for both axes of a transformer, sequence position and layer depth.
+
+Everything is imported on first use, so that `import t2lens` and `t2lens --help` stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from t2lens import config as config
+    from t2lens.config import ModelConfig as ModelConfig
+    from t2lens.two_axis import duality as duality
+    from t2lens.mixing import contributions as contributions
+    from t2lens.mixing import mixing_matrix as mixing_matrix
+    from t2lens.model import build as build
+    from t2lens.tracing import Trace as Trace
+    from t2lens.tracing import load_trace as load_trace
+    from t2lens.tracing import trace as trace
+    from t2lens.verification import verify as verify
+    from t2lens.zoo.registry import list_models as list_models
+    from t2lens.zoo.registry import load as load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ModelConfig": "t2lens.config",
+    "build": "t2lens.model",
+    "contributions": "t2lens.mixing",
+    "duality": "t2lens.two_axis",
+    "list_models": "t2lens.zoo.registry",
+    "load": "t2lens.zoo.registry",
+    "load_trace": "t2lens.tracing",
+    "mixing_matrix": "t2lens.mixing",
+    "Trace": "t2lens.tracing",
+    "trace": "t2lens.tracing",
+    "verify": "t2lens.verification",
+}
+
+__all__ = [*_HOMES, "__version__", "config"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name == "config":
+        return import_module("t2lens.config")
+    raise AttributeError(f"module 't2lens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,178 @@
+"""Exact accounting: a residual system's own linear code, run on atoms.
+
+With the gates of one forward pass frozen, every read is a linear function of what was written. So the reads' equations
+are not described a second time: `begin`, `read` and `write` run again with the recorded gates on a state with an extra
+atom axis (slot 0 the embedding, slot i + 1 the output of sublayer i). What a read then returns is its contributions,
+and they sum to the read; fed with ones of width 1 in place of the vectors, it returns the mixing matrix where
+coefficients are scalars. Exact as arithmetic on this input; not a causal claim, because gates depend on the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from t2lens.residual.base import Gates, ResidualSystem, Site
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["ForwardRecord", "Step", "contributions", "contributions_by_read", "mixing_by_read", "mixing_matrix"]
+
+
+@dataclass
+class Step:
+    """What one site did: `out` is the raw sublayer output (None at the readout)."""
+
+    site: Site
+    read_gates: Gates
+    read: Tensor  # [B, T, D]
+    out: Tensor | None = None
+    write_gates: Gates = field(default_factory=dict)
+
+
+@dataclass
+class ForwardRecord:
+    """The gates, reads and atoms of one forward pass, filled by `Transformer.forward(record=...)`."""
+
+    embed: Tensor | None = None  # [B, T, D]
+    valid: Tensor | None = None  # [B, T] bool, None when nothing is padding
+    steps: list[Step] = field(default_factory=list)
+
+    def step(self, read: str) -> Step:
+        """The step of the read named `read`; KeyError lists the reads there are."""
+        for step in self.steps:
+            if step.site.name == read:
+                return step
+        raise KeyError(f"No read {read!r}; the reads are {', '.join(s.site.name for s in self.steps)}.")
+
+
+def _account(residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool) -> Iterator[tuple[Step, Tensor]]:
+    """Yields (step, [A, B, T, D]) for every read; D is 1 and vectors are ones when `width_one`."""
+    code = residual.linear_form(form)
+    n_atoms = len(residual.atoms)
+
+    def slot(vector: Tensor, i: int) -> Tensor:
+        vector = torch.ones_like(vector[..., :1]) if width_one else vector
+        line = vector.new_zeros(n_atoms, *vector.shape)
+        line[i] = vector
+        return line
+
+    assert record.embed is not None
+    state = code.begin(slot(record.embed, 0))
+    for step in record.steps:
+        yield step, code.read(state, step.site, step.read_gates)
+        if step.out is not None:
+            atom = slot(code.atom(step.out, step.write_gates), step.site.index + 1)
+            state = code.write(state, step.site, atom, step.write_gates)
+
+
+def _scalar(residual: ResidualSystem, form: str) -> bool:
+    return residual.linear_form(form).scalar()
+
+
+@torch.no_grad()
+def contributions_by_read(
+    residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
+) -> Iterator[tuple[Step, Tensor]]:
+    """For every read in order: (step, contributions [A, B, T, D]). They sum over A to step.read.
+
+    Where coefficients are scalars the vectors are only multiplied at the end, so that one [A, B, T, D] exists at a time.
+    """
+    if not _scalar(residual, form):
+        yield from _account(residual, record, form, width_one=False)
+        return
+    assert record.embed is not None
+    atoms = torch.stack([record.embed, *(step.out for step in record.steps if step.out is not None)])
+    for step, coefficient in _account(residual, record, form, width_one=True):
+        share = torch.zeros(len(residual.atoms), *atoms.shape[1:], dtype=atoms.dtype, device=atoms.device)
+        share[: len(atoms)] = coefficient[: len(atoms)] * atoms
+        yield step, share
+
+
+@torch.no_grad()
+def mixing_by_read(residual: ResidualSystem, record: ForwardRecord, form: str = "additive") -> Iterator[tuple[Step, Tensor]]:
+    """For every read in order: (step, M row [A, B, T]).
+
+    Scalar systems: the coefficient itself. Others: the energy-weighted mean <c, a> / <a, a> of contribution c on atom a
+    (0 where the atom is the zero vector), the one number that keeps the part of c along a.
+    """
+    if _scalar(residual, form):
+        for step, coefficient in _account(residual, record, form, width_one=True):
+            yield step, coefficient.squeeze(-1)
+        return
+    assert record.embed is not None
+    written = [record.embed, *(step.out for step in record.steps if step.out is not None)]
+    energy = [a.square().sum(dim=-1) for a in written]
+    for step, share in _account(residual, record, form, width_one=False):
+        row = share.new_zeros(share.shape[:-1])
+        for i in range(step.site.index + 1):
+            along = (share[i] * written[i]).sum(dim=-1)
+            row[i] = torch.where(energy[i] > 0, along / energy[i].clamp(min=torch.finfo(row.dtype).tiny), 0)
+        yield step, row
+
+
+@torch.no_grad()
+def mixing_matrix(model: Transformer, tokens: Any, attention_mask: Tensor | None = None, *, form: str = "additive") -> Tensor:
+    """Mixing matrix M [batch, read, pos, atom]: the effective coefficient of each atom in each read, gates frozen.
+
+    Reads are `model.sites` in order, atoms `model.atoms`; an atom that is not written before a read has coefficient 0.
+    Where coefficients are vectors or operators (expanded DDL, depth ShortSWA) the entry is the energy-weighted mean
+    <contribution, atom> / <atom, atom>. Positions that are padding hold numbers without meaning.
+
+    Args:
+        tokens: text, list of texts, or token ids [batch, pos] (or [pos]).
+        form: "additive", or "operator" for Deep Delta Learning (its two exact forms attribute erasure differently).
+
+    Raises:
+        ValueError: a form that the system does not have.
+
+    Example:
+        >>> import t2lens
+        >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
+        >>> M = t2lens.mixing_matrix(model, [[0, 7, 3]])
+        >>> tuple(M.shape)  # batch, read, pos, atom
+        (1, 5, 3, 5)
+        >>> M[0, -1, 0].tolist()  # the standard residual: the readout holds every atom once
+        [1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    record = model.record(tokens, attention_mask)
+    rows = [row for _, row in mixing_by_read(model.residual, record, form)]
+    return torch.stack(rows).movedim(1, -1).movedim(0, 1)
+
+
+@torch.no_grad()
+def contributions(
+    model: Transformer, tokens: Any, attention_mask: Tensor | None = None, *, read: str = "out", form: str = "additive"
+) -> Tensor:
+    """Contributions of every atom to one read: [batch, pos, atom, d_model]; they sum over atoms to that read.
+
+    Args:
+        tokens: text, list of texts, or token ids [batch, pos] (or [pos]).
+        read: name of the read, one of `[s.name for s in model.sites]`.
+        form: as in `mixing_matrix`.
+
+    Raises:
+        KeyError: no such read (the message lists them). ValueError: no such form.
+
+    Example:
+        >>> import t2lens
+        >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
+        >>> t2lens.contributions(model, [[0, 7, 3]], read="1.mlp").shape
+        torch.Size([1, 3, 5, 16])
+    """
+    record = model.record(tokens, attention_mask)
+    return contributions_of(model.residual, record, read, form)
+
+
+def contributions_of(residual: ResidualSystem, record: ForwardRecord, read: str, form: str = "additive") -> Tensor:
+    """`contributions` of a pass that was recorded already."""
+    wanted = record.step(read)
+    for step, share in contributions_by_read(residual, record, form):
+        if step is wanted:
+            return share.movedim(0, -2)
+    raise AssertionError("a recorded step is always visited")

@@ -1,0 +1,281 @@
+"""The reference transformer: embed -> (read, sublayer, write)* -> readout. Read `Transformer.forward` first.
+
+A pre-norm decoder whose depth axis is a value: `cfg.residual` names the residual system, and the forward pass is the
+same for all of them. B batch, T position, D d_model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from t2lens.config import ModelConfig
+from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
+from t2lens.mixing import ForwardRecord, Step, contributions_of
+from t2lens.residual import Site, build_residual, make_sites
+from t2lens.sublayers import Attention, DecodingCache, Places, RMSNorm, SwiGLU
+from t2lens.text import TextInterface
+
+__all__ = ["Transformer", "build"]
+
+_NORM_NAMES = {"local": "ln_local", "attn": "ln1", "mlp": "ln2"}
+
+
+class Block(nn.Module):
+    """The sublayers of one layer with their pre-norms and hook points; it has no forward of its own."""
+
+    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...], is_additive: bool) -> None:
+        super().__init__()
+        self.sites = sites
+        self.hook_out_is_single_residual_stream = is_additive  # transformer-lens asks for this
+        for site in sites:
+            self.add_module(_NORM_NAMES[site.kind], RMSNorm(cfg.d_model, cfg.norm_eps))
+            self.add_module(site.kind, self._sublayer(cfg, site))
+            read = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} reads, before its norm", unit="stream")
+            out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
+            self.add_module(f"hook_read_{site.kind}", read)
+            self.add_module(f"hook_{site.kind}_out", out)
+
+    @staticmethod
+    def _sublayer(cfg: ModelConfig, site: Site) -> nn.Module:
+        if site.kind == "mlp":
+            return SwiGLU(cfg.mlp, cfg.d_model)
+        attention = cfg.local if site.kind == "local" else cfg.attention
+        assert attention is not None
+        return Attention(attention, cfg.d_model, cfg.norm_eps, site.name)
+
+    def steps(self) -> Iterator[tuple[Site, HookPoint, nn.Module, nn.Module, HookPoint]]:
+        """(site, hook of the read, pre-norm, sublayer, hook of the atom) in order."""
+        for site in self.sites:
+            yield (
+                site,
+                getattr(self, f"hook_read_{site.kind}"),
+                getattr(self, _NORM_NAMES[site.kind]),
+                getattr(self, site.kind),
+                getattr(self, f"hook_{site.kind}_out"),
+            )
+
+
+class Unembed(nn.Module):
+    """Reads to logits: [B, T, D] @ W_U [D, vocab]. A tied head looks its weight up in the embedding."""
+
+    def __init__(self, cfg: ModelConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self._tied_to = (embedding,) if cfg.tied else None  # in a tuple, so that the weight keeps one name
+        if not cfg.tied:
+            self.weight = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
+
+    @property
+    def W_U(self) -> Tensor:
+        """[d_model, d_vocab]"""
+        return (self._tied_to[0].weight if self._tied_to else self.weight).T
+
+    @property
+    def b_U(self) -> Tensor:
+        """[d_vocab], zero: the head has no bias."""
+        return self.W_U.new_zeros(self.W_U.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.W_U
+
+
+class Transformer(TextInterface, HookedRoot):
+    """The reference model of one `ModelConfig`; hook names and shapes: `model.describe_hooks()`.
+
+    Attributes:
+        sites: every place in depth where something reads, `out` last.
+        atoms: names of what is written, `embed` first.
+        residual: the residual system.
+    """
+
+    hooked_tensors_are_final = True  # nothing that passed a hook point is ever written to
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        kinds: tuple[Literal["local", "attn", "mlp"], ...] = ("local", "attn", "mlp") if cfg.local else ("attn", "mlp")
+        self.sites = make_sites(cfg.n_layers, kinds)
+        residual = build_residual(cfg, self.sites)
+        self.atoms = residual.atoms
+        self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
+        self.hook_embed = HookPoint(shape="batch pos d_model", meaning="token embedding (the atom embed)", unit="stream")
+        self.blocks = nn.ModuleList(
+            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual.is_additive) for layer in range(cfg.n_layers)
+        )
+        self.hook_read_final = HookPoint(shape="batch pos d_model", meaning="what the readout reads", unit="stream")
+        self.ln_final = RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.unembed = Unembed(cfg, self.embed)
+        self.residual = residual
+        for name, point in residual.hook_points.items():
+            self.mount(name, point)
+        self.setup()
+
+    def forward(
+        self,
+        input: Any,
+        attention_mask: Tensor | None = None,
+        *,
+        return_type: Literal["logits", "loss", "both"] = "logits",
+        stop_at_layer: int | None = None,
+        cache: DecodingCache | None = None,
+        record: ForwardRecord | None = None,
+    ) -> Any:
+        """Logits [batch, pos, vocab], or the mean next-token loss in nats (padding excluded), or (logits, loss).
+
+        Args:
+            input: token ids [batch, pos] (or [pos], which becomes a batch of one), a text, or a list of texts.
+            attention_mask: [batch, pos], 0 or False at padding; left and right padding change nothing at real tokens.
+            stop_at_layer: stop before this block and return what the residual system carries there.
+            cache: decoding cache; `input` then holds the tokens after those it has seen.
+            record: filled with gates, reads and atoms (`t2lens.mixing`).
+
+        Raises:
+            ValueError: empty input, a token id outside the vocabulary, too long for the context, a mask of the wrong shape.
+        """
+        tokens, mask = self.prepare(input, attention_mask, n_seen=cache.n_seen if cache else 0)
+        places = Places.of(tokens, mask, cache)
+        embed = self.embed(tokens)
+        embed = self.hook_embed(embed if mask is None else embed * mask.unsqueeze(-1).to(embed.dtype))
+        state = self.residual.begin(embed, places)
+        if record is not None:
+            record.embed, record.valid = embed, mask
+        for layer, block in enumerate(self.blocks[: self._depth(stop_at_layer)]):
+            for site, hook_read, norm, sublayer, hook_out in block.steps():  # type: ignore[union-attr]
+                state = self._observe(state, site)
+                read_gates = self.residual.read_gates(state, site)
+                read = hook_read(self.residual.read(state, site, read_gates))
+                normed = norm(read)
+                out = hook_out(sublayer(normed) if site.kind == "mlp" else sublayer(normed, normed, normed, places))
+                write_gates = self.residual.write_gates(state, site, read, normed, out)
+                state = self.residual.write(state, site, self.residual.atom(out, write_gates), write_gates)
+                if record is not None:
+                    record.steps.append(Step(site, read_gates, read, out, write_gates))
+            state = self.residual.carry(state, f"blocks.{layer}.hook_resid_post")
+        if stop_at_layer is not None:
+            return state
+        site = self.sites[-1]
+        read_gates = self.residual.read_gates(state, site)
+        read = self.hook_read_final(self.residual.read(state, site, read_gates))
+        if record is not None:
+            record.steps.append(Step(site, read_gates, read))
+        logits = self.unembed(self.ln_final(read))
+        if return_type == "logits":
+            return logits
+        loss = next_token_loss(logits, tokens, mask)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def _observe(self, state: Any, site: Site) -> Any:
+        """Where the system carries one single stream, it passes transformer-lens's names for it."""
+        if site.opens:
+            state = self.residual.carry(state, f"blocks.{site.layer}.hook_resid_pre")
+        if site.kind == "mlp":
+            state = self.residual.carry(state, f"blocks.{site.layer}.hook_resid_mid")
+        return state
+
+    def _depth(self, stop_at_layer: int | None) -> int:
+        if stop_at_layer is None:
+            return self.cfg.n_layers
+        if not 0 <= stop_at_layer <= self.cfg.n_layers:
+            raise ValueError(f"stop_at_layer must lie in 0..{self.cfg.n_layers}, not {stop_at_layer}.")
+        return stop_at_layer
+
+    # --- accounting
+    @torch.no_grad()
+    def record(self, input: Any, attention_mask: Tensor | None = None) -> ForwardRecord:
+        """Gates, reads and atoms of one forward pass (hooks that are attached act)."""
+        record = ForwardRecord()
+        self.forward(input, attention_mask, record=record)
+        return record
+
+    def depth_decompose(self, record: ForwardRecord, read: str = "out", form: str = "additive") -> tuple[Tensor, list[str]]:
+        """Exact decomposition of one read of a recorded pass: ([atom, batch, pos, d_model], atom names)."""
+        return contributions_of(self.residual, record, read, form).movedim(-2, 0), list(self.atoms)
+
+    def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ActivationCache | dict[str, Tensor]]:
+        """transformer-lens's `run_with_cache`; a run that caches everything also keeps the record for `depth_decompose`."""
+        everything = kwargs.get("names_filter") is None and kwargs.get("stop_at_layer") is None
+        record = ForwardRecord() if everything and "record" not in kwargs else None
+        if record is not None:
+            kwargs["record"] = record
+        out, cache = super().run_with_cache(*args, **kwargs)
+        if isinstance(cache, ActivationCache):
+            cache.record = record
+        return out, cache
+
+    # --- facts about the model
+    @property
+    def stream_is_additive(self) -> bool:
+        """Whether the readout is the plain sum of all atoms (transformer-lens's residual helpers need that)."""
+        return self.residual.is_additive
+
+    @property
+    def n_params(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def sources(self) -> dict[str, list[str]]:
+        """read name -> names of the sources its depth weights run over."""
+        return {site.name: [s.name for s in self.residual.sources(site)] for site in self.sites}
+
+    @property
+    def W_E(self) -> Tensor:
+        """[d_vocab, d_model]"""
+        return self.embed.weight
+
+    @property
+    def W_U(self) -> Tensor:
+        """[d_model, d_vocab]"""
+        return self.unembed.W_U
+
+    @property
+    def b_U(self) -> Tensor:
+        """[d_vocab], zero"""
+        return self.unembed.b_U
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+        """[d_model], zero: no sublayer has a bias."""
+        return self.W_E.new_zeros(self.cfg.d_model)
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Fresh weights from `generator`: embeddings N(0, 0.02), matrices N(0, 0.5/sqrt(D)), output projections
+        a further 1/sqrt(L) smaller, the output of ShortSWA and what the residual system says at their identity."""
+        std = 0.5 / math.sqrt(self.cfg.d_model)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                scale = std / math.sqrt(self.cfg.n_layers) if name.endswith(".output") else std
+                module.weight.data.normal_(0.0, scale, generator=generator)
+                if name.endswith(".local.output"):
+                    module.weight.data.zero_()
+        self.embed.weight.data.normal_(0.0, 0.02, generator=generator)
+        if not self.cfg.tied:
+            self.unembed.weight.data.normal_(0.0, std, generator=generator)
+        reset = getattr(self.residual, "reset_parameters", None)
+        if reset is not None:
+            reset(generator)
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean cross entropy in nats of token t+1 under the logits at t, over pairs of real tokens."""
+    flat = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    if mask is None:
+        return flat.mean()
+    both = (mask[:, :-1] & mask[:, 1:]).flatten().to(flat.dtype)
+    return (flat * both).sum() / both.sum()
+
+
+def build(cfg: ModelConfig, seed: int = 0) -> Transformer:
+    """A fresh reference model in float32 on the CPU, in eval mode. The same seed gives the same weights.
+
+    Example:
+        >>> import t2lens
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=3, residual=t2lens.config.AttnRes())
+        >>> t2lens.build(cfg, seed=0)([[0, 7, 3, 7, 9]]).shape
+        torch.Size([1, 5, 50])
+    """
+    model = Transformer(cfg)
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    return model.eval()

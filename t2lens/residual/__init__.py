@@ -1,0 +1,26 @@
+"""The depth axis: one file per residual system, and the line here that makes it known."""
+
+from __future__ import annotations
+
+from t2lens.config import AttnRes, DeepDelta, DepthSWA, ModelConfig, Standard
+from t2lens.residual.attnres import AttentionResiduals
+from t2lens.residual.base import Gates as Gates
+from t2lens.residual.base import ResidualSystem as ResidualSystem
+from t2lens.residual.base import Site as Site
+from t2lens.residual.base import Source as Source
+from t2lens.residual.base import make_sites as make_sites
+from t2lens.residual.deep_delta import DeepDeltaLearning
+from t2lens.residual.depth_swa import DepthShortSWA
+from t2lens.residual.standard import StandardResidual
+
+SYSTEMS: dict[type, type[ResidualSystem]] = {
+    Standard: StandardResidual,
+    AttnRes: AttentionResiduals,
+    DeepDelta: DeepDeltaLearning,
+    DepthSWA: DepthShortSWA,
+}
+
+
+def build_residual(cfg: ModelConfig, sites: tuple[Site, ...]) -> ResidualSystem:
+    """The residual system that `cfg.residual` describes, for the sites of the model."""
+    return SYSTEMS[type(cfg.residual)](cfg, sites)

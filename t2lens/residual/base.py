@@ -1,0 +1,168 @@
+"""The contract of the depth axis: what a residual system is.
+
+Whatever a residual system does, it first computes numbers from the state (its gates: softmax weights, beta, k, v, ...),
+nonlinearly, and then applies them linearly to what was written. The two are kept apart, so that the same linear code
+that makes the forward pass also accounts for it (`t2lens.mixing` runs it on a state with an extra atom axis):
+
+    state = begin(embed)
+    for site, sublayer in sites:
+        gates = read_gates(state, site)                        nonlinear, through hook points
+        read  = read(state, site, gates)                       linear in state
+        out   = sublayer(norm(read))
+        gates = write_gates(state, site, read, normed, out)    nonlinear, often empty
+        state = write(state, site, atom(out, gates), gates)    linear in (state, atom)
+    logits = unembed(norm(read at site "out"))
+
+Linear code sees [..., B, T, D] with any leading axes. A new system is one file with one subclass and one line in
+`residual/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from t2lens.config import ModelConfig
+from t2lens.hooks import HookPoint
+from t2lens.sublayers.positions import DecodingCache, Places
+
+__all__ = ["Gates", "ResidualSystem", "Site", "Source", "make_sites"]
+
+Gates = dict[str, Tensor]  # one forward pass's numbers at one site: [B, T, ...] each
+State = Any  # what the system carries; its own business
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in depth where a sublayer reads, or the readout. `index` counts the atoms written before it, less embed."""
+
+    index: int
+    layer: int | None
+    kind: Literal["local", "attn", "mlp", "out"]
+    opens: bool  # the first sublayer of its block (the readout counts as one)
+    closes: bool  # the last sublayer of its block
+
+    @property
+    def name(self) -> str:
+        return "out" if self.layer is None else f"{self.layer}.{self.kind}"
+
+    def hook(self, stem: str) -> str:
+        """Full hook name at this site: `blocks.3.hook_read_mlp`, or `hook_read_final` for the readout."""
+        return f"hook_{stem}_final" if self.layer is None else f"blocks.{self.layer}.hook_{stem}_{self.kind}"
+
+
+def make_sites(n_layers: int, kinds: Sequence[Literal["local", "attn", "mlp"]]) -> tuple[Site, ...]:
+    """All sites of a model in reading order, `out` last."""
+    n = len(kinds)
+    sites = [
+        Site(index=layer * n + i, layer=layer, kind=kind, opens=i == 0, closes=i == n - 1)
+        for layer in range(n_layers)
+        for i, kind in enumerate(kinds)
+    ]
+    return (*sites, Site(index=n_layers * n, layer=None, kind="out", opens=True, closes=False))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a system's depth weights run over at one read: a name, and the atoms it holds."""
+
+    name: str
+    atoms: tuple[str, ...]
+
+
+class ResidualSystem(nn.Module):
+    """Base of all residual systems; see the module docstring for the seam. The defaults are those of a plain read."""
+
+    #: linear forms under which `mixing` can account for the system; the first is the one that the forward pass runs
+    forms: ClassVar[tuple[str, ...]] = ("additive",)
+    #: True when the readout is the plain sum of all atoms, so that transformer-lens's residual helpers are right
+    is_additive: ClassVar[bool] = False
+    #: name and range of the gate that `gate()` returns, where the system has one
+    gate_label: ClassVar[str | None] = None
+
+    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
+        super().__init__()
+        self.model_cfg = cfg
+        self.sites = sites
+        self.atoms = ("embed", *(site.name for site in sites if site.kind != "out"))
+        # full hook name -> hook point. The model mounts them at these names; a plain dict keeps them from being
+        # registered a second time under "residual."
+        self.hook_points: dict[str, HookPoint] = {}
+
+    # --- nonlinear: gates, through hook points
+    def read_gates(self, state: State, site: Site) -> Gates:
+        return {}
+
+    def write_gates(self, state: State, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
+        return {}
+
+    def carry(self, state: State, name: str) -> State:
+        """Pass the state through the hook point `name` (`blocks.3.hook_resid_pre`), where there is one single stream."""
+        return self.hook_points[name](state) if name in self.hook_points else state
+
+    # --- linear in the state and in what is written
+    def begin(self, embed: Tensor, places: Places | None = None) -> State:
+        raise NotImplementedError
+
+    def read(self, state: State, site: Site, gates: Gates) -> Tensor:
+        raise NotImplementedError
+
+    def atom(self, out: Tensor, gates: Gates) -> Tensor:
+        """What is written: the raw sublayer output, unless a form writes something else."""
+        return out
+
+    def write(self, state: State, site: Site, atom: Tensor, gates: Gates) -> State:
+        raise NotImplementedError
+
+    # --- what the numbers mean
+    def linear_form(self, form: str) -> ResidualSystem:
+        """The linear code under the name `form`. ValueError names the forms this system has."""
+        if form not in self.forms:
+            raise ValueError(f"{type(self).__name__} has no form {form!r}; it has {', '.join(self.forms)}.")
+        return self
+
+    def scalar(self) -> bool:
+        """Whether every coefficient of an atom in a read is one number per token (else M is energy-weighted)."""
+        return True
+
+    def sources(self, site: Site) -> tuple[Source, ...]:
+        """What the depth weights of `site` run over, in the order of the last axis of `depth_weights`."""
+        raise NotImplementedError
+
+    def depth_weights(self, site: Site, gates: Gates) -> Tensor | None:
+        """The system's own weights [B, T, S] of the read at `site`, as its paper plots them; None: all exactly 1."""
+        return None
+
+    def gate(self, write_gates: Gates) -> Tensor | None:
+        """The system's gate on a write [B, T], or None."""
+        return None
+
+    # --- for subclasses
+    def hook_point(self, name: str, *, shape: str, meaning: str, unit: str = "") -> HookPoint:
+        self.hook_points[name] = point = HookPoint(shape=shape, meaning=meaning, unit=unit)
+        return point
+
+    def single_stream_hooks(self) -> None:
+        """Give the carried stream transformer-lens's names. Only for a state that is one [B, T, D] tensor."""
+        for layer in range(self.model_cfg.n_layers):
+            for where, meaning in (("pre", "before the block"), ("mid", "before the MLP"), ("post", "after the block")):
+                name = f"blocks.{layer}.hook_resid_{where}"
+                self.hook_point(name, shape="batch pos d_model", meaning=f"the carried stream {meaning}", unit="stream")
+
+    def depth_hooks(self, site: Site, n_sources: int) -> None:
+        """Hook points of the depth weights at `site` and, where there is a choice to make, of their scores."""
+        if n_sources > 1:
+            self.hook_point(
+                site.hook("depth_scores"), shape="batch pos source", meaning=f"depth scores of the read at {site.name}", unit="logit"
+            )
+        self.hook_point(
+            site.hook("depth_attn"), shape="batch pos source", meaning=f"depth weights of the read at {site.name}", unit="weight"
+        )
+
+
+def memory_of(places: Places | None) -> DecodingCache | None:
+    """The decoding cache behind a pass, if it decodes."""
+    return None if places is None else places.cache

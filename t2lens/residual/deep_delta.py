@@ -1,0 +1,198 @@
+"""Deep Delta Learning (arXiv 2601.00417): the shortcut itself is edited by a gated rank-1 step.
+
+    c = RMSNorm(x)     F = sublayer(c)     k = F / sqrt(|F|^2 + k_eps^2)     beta = 2 sigmoid(w.c + b)
+    X' = X + beta k (v^T - k^T X)          so that  k^T X' = (1 - beta) k^T X + beta v^T
+
+X is the carried state, x what the sublayer reads of it. beta = 0 leaves X alone, 1 overwrites what X held along k with
+v, 2 reflects it. Section 3 of the paper; scalar state: X is the stream [T, D] and x = X. Expanded state: X has V value
+channels; x_i = sum_v w_eff[i, v] X[v, i] (channel compression, a small kernel over the channels times a read vector);
+X_0 repeats the embedding over the channels, or a causal depthwise convolution over time fills them (embed_conv).
+
+Paper and code: the paper's v is linear in c; the code's is 4 sigmoid(W x + b) of the raw x; both are `value_form`. The
+code's config starts beta at 1. Gates are computed in at least float32. Init as in the code: matrices N(0, 0.5/sqrt(D)),
+read vector 1/V, embedding convolution at identity, biases 0 but for beta's.
+
+Two exact linear forms, never mixed (they attribute erasure differently):
+    additive   X' = X + F delta^T,  delta = beta (v - k^T X) / |F|      the atom is F, erasing hides in its coefficient
+    operator   X' = (I - beta k k^T) X + k beta v^T                     the atom is k beta v^T, erasing is charged to X
+
+Inside, X is [..., B, T, V, D] (V = 1 for the scalar state drops to [..., B, T, D]).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from t2lens.config import DeepDelta, ModelConfig
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, memory_of
+from t2lens.sublayers.norms import wide
+from t2lens.sublayers.positions import Places
+
+__all__ = ["DeepDeltaLearning"]
+
+
+class DeepDeltaLearning(ResidualSystem):
+    forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
+    gate_label: ClassVar[str | None] = "beta"
+
+    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
+        super().__init__(cfg, sites)
+        assert isinstance(cfg.residual, DeepDelta)
+        self.cfg = cfg.residual
+        d, channels, writes = cfg.d_model, self.cfg.value_channels, len(sites) - 1
+        self.expanded = channels > 1
+        start = min(max(self.cfg.beta_init / 2, 1e-6), 1 - 1e-6)
+        self.beta_weight = nn.Parameter(torch.zeros(writes, d))
+        self.beta_bias = nn.Parameter(torch.full((writes,), math.log(start / (1 - start))))
+        self.value_weight = nn.Parameter(torch.zeros(writes, channels, d))
+        self.value_bias = nn.Parameter(torch.zeros(writes, channels))
+        if self.expanded:  # one compressor per block, and one for the readout
+            self.compress = nn.Parameter(torch.zeros(cfg.n_layers + 1, d, self.cfg.compress_kernel))
+            self.compress_read = nn.Parameter(torch.full((cfg.n_layers + 1, channels), 1 / channels))
+        if self.cfg.embed_conv is not None:
+            self.embed_kernel = nn.Parameter(torch.zeros(d, channels, self.cfg.embed_conv))
+        self._hooks()
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """The code's init, drawn from `generator`."""
+        std = 0.5 / math.sqrt(self.model_cfg.d_model)
+        for name in ("beta_weight", "value_weight", "compress"):
+            if hasattr(self, name):
+                getattr(self, name).data.normal_(0.0, std, generator=generator)
+        if self.cfg.embed_conv is not None:
+            self.embed_kernel.data.zero_()[..., -1] = 1.0
+
+    # --- the state and its reads: linear
+    def begin(self, embed: Tensor, places: Places | None = None) -> Tensor:
+        if not self.expanded:
+            return embed
+        if self.cfg.embed_conv is None:
+            return embed.unsqueeze(-2).expand(*embed.shape[:-1], self.cfg.value_channels, embed.shape[-1])
+        return self._embed_conv(embed, places)
+
+    def _embed_conv(self, embed: Tensor, places: Places | None) -> Tensor:
+        """X_0[t, v, i] = sum_tau W[i, v, tau] e[t - (K - 1) + tau, i]; the past before the text is zero."""
+        kernel, past = self.embed_kernel, self.embed_kernel.shape[-1] - 1
+        memory = memory_of(places)
+        if memory is not None and "embed" in memory.memory:
+            line = torch.cat([memory.memory["embed"], embed], dim=-2)
+        else:
+            line = F.pad(embed, (0, 0, past, 0))
+        if memory is not None:
+            memory.memory["embed"] = line[..., line.shape[-2] - past :, :]
+        n = embed.shape[-2]
+        taps = [line[..., tau : tau + n, None, :] * kernel[..., tau].T for tau in range(past + 1)]
+        return torch.stack(taps).sum(dim=0)
+
+    def read(self, state: Tensor, site: Site, gates: Gates) -> Tensor:
+        return (state * self.effective_read(site)).sum(dim=-2) if self.expanded else state
+
+    def effective_read(self, site: Site) -> Tensor:
+        """w_eff [V, D]: w_eff[v, i] = sum_q read[q] W[i, v - q + pad], indices outside the kernel dropped."""
+        which = self.model_cfg.n_layers if site.layer is None else site.layer
+        kernel, read = self.compress[which], self.compress_read[which]  # [D, K], [V]
+        channels, width = self.cfg.value_channels, kernel.shape[-1]
+        pad = (width - 1) // 2
+        rows = []
+        for v in range(channels):
+            taps = [(q, v - q + pad) for q in range(channels) if 0 <= v - q + pad < width]
+            rows.append(kernel[:, [t for _, t in taps]] @ read[[q for q, _ in taps]])
+        return torch.stack(rows)
+
+    # --- the gates of a write: nonlinear
+    def write_gates(self, state: Tensor, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
+        hook, i = (lambda name: self.hook_points[self._name(site, name)]), site.index
+        c, raw = wide(normed), wide(read)
+        logit = hook("hook_beta_logit")((c @ self.beta_weight[i].to(c.dtype) + self.beta_bias[i]).unsqueeze(-1))
+        beta = hook("hook_beta")(2 * logit.sigmoid())  # [B, T, 1]
+        if self.cfg.value_form == "sigmoid_of_raw":
+            value = self.cfg.value_scale * (F.linear(raw, self._wide_value(i, raw), self.value_bias[i].to(raw.dtype))).sigmoid()
+        else:
+            value = F.linear(c, self._wide_value(i, c), self.value_bias[i].to(c.dtype))
+        value = hook("hook_value")(value)  # [B, T, V]
+        size = (wide(out).square().sum(dim=-1, keepdim=True) + self.cfg.k_eps**2).sqrt()
+        direction = hook("hook_dir")((wide(out) / size).to(out.dtype))
+        held = hook("hook_proj")(self._along(wide(direction), wide(state)))  # k^T X [B, T, V]
+        step = beta * (value - held)
+        return {"beta": beta, "value": value, "direction": direction, "proj": held, "size": size, "delta": step / size}
+
+    def _wide_value(self, i: int, like: Tensor) -> Tensor:
+        return self.value_weight[i].to(like.dtype)
+
+    def _along(self, direction: Tensor, state: Tensor) -> Tensor:
+        """k^T X: [..., B, T, V]."""
+        if self.expanded:
+            return (state * direction.unsqueeze(-2)).sum(dim=-1)
+        return (state * direction).sum(dim=-1, keepdim=True)
+
+    def _outer(self, direction: Tensor, values: Tensor) -> Tensor:
+        """k v^T in the layout of the state; values [..., B, T, V]."""
+        return direction.unsqueeze(-2) * values.unsqueeze(-1) if self.expanded else direction * values
+
+    # --- the write: linear in (state, atom). The additive form; _OperatorForm below is the other one
+    def atom(self, out: Tensor, gates: Gates) -> Tensor:
+        """F along the direction in use: out itself to rounding, and still right when an edit turned the direction."""
+        return gates["direction"] * gates["size"].to(out.dtype)
+
+    def write(self, state: Tensor, site: Site, atom: Tensor, gates: Gates) -> Tensor:
+        return state + self._outer(atom, gates["delta"].to(atom.dtype))
+
+    def linear_form(self, form: str) -> ResidualSystem:
+        super().linear_form(form)
+        return self if form == "additive" else _OperatorForm(self)
+
+    # --- what the numbers mean
+    def scalar(self) -> bool:
+        return not self.expanded
+
+    def sources(self, site: Site) -> tuple[Source, ...]:
+        return (Source("state", self.atoms[: site.index + 1]),)
+
+    def gate(self, write_gates: Gates) -> Tensor:
+        return write_gates["beta"].squeeze(-1)
+
+    def _name(self, site: Site, name: str) -> str:
+        return f"blocks.{site.layer}.ddl_{site.kind}.{name}"
+
+    def _hooks(self) -> None:
+        if not self.expanded:
+            self.single_stream_hooks()
+        for site in self.sites[:-1]:
+            for name, shape, meaning, unit in (
+                ("hook_beta_logit", "batch pos 1", "gate before the sigmoid", "logit"),
+                ("hook_beta", "batch pos 1", "gate: 0 keep, 1 overwrite, 2 reflect", "0..2"),
+                ("hook_dir", "batch pos d_model", "unit direction k of the write", ""),
+                ("hook_value", "batch pos d_v", "value v that is written along k", "state"),
+                ("hook_proj", "batch pos d_v", "k^T X, what the state holds along k before the write", "state"),
+            ):
+                self.hook_point(self._name(site, name), shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
+
+
+class _OperatorForm(ResidualSystem):
+    """The same state, reads and gates with the other linear write: X' = (I - beta k k^T) X + atom."""
+
+    def __init__(self, system: DeepDeltaLearning) -> None:
+        super().__init__(system.model_cfg, system.sites)
+        self.system = system
+
+    def begin(self, embed: Tensor, places: Places | None = None) -> Tensor:
+        return self.system.begin(embed, places)
+
+    def read(self, state: Tensor, site: Site, gates: Gates) -> Tensor:
+        return self.system.read(state, site, gates)
+
+    def atom(self, out: Tensor, gates: Gates) -> Tensor:
+        return self.system._outer(gates["direction"], (gates["beta"] * gates["value"]).to(out.dtype))
+
+    def write(self, state: Tensor, site: Site, atom: Tensor, gates: Gates) -> Tensor:
+        direction = gates["direction"]
+        erased = gates["beta"].to(state.dtype) * self.system._along(direction, state)
+        return state - self.system._outer(direction, erased) + atom
+
+    def scalar(self) -> bool:
+        return False

@@ -1,0 +1,75 @@
+"""What every sublayer needs to know about the sequence: positions, padding, RoPE tables, and what decoding remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["DecodingCache", "Places", "rotate"]
+
+
+@dataclass
+class DecodingCache:
+    """What generation keeps between calls. The depth axis needs nothing of earlier tokens but what `memory` holds."""
+
+    valid: Tensor | None = None  # [B, S] bool: False where the place is padding
+    keys_values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # site -> k, v [B, G, S, d_head]
+    memory: dict[str, Tensor] = field(default_factory=dict)  # tails of convolutions over time
+
+    @property
+    def n_seen(self) -> int:
+        return 0 if self.valid is None else self.valid.shape[1]
+
+
+@dataclass
+class Places:
+    """The T new places of a forward pass, after n_seen cached ones.
+
+    index [B, T]: position of each token, counted over real tokens only, so that left padding changes nothing.
+    valid [B, S] bool over cached and new places, or None when nothing is padding.
+    """
+
+    index: Tensor
+    valid: Tensor | None
+    cache: DecodingCache | None
+    _tables: dict[tuple[float, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokens: Tensor, attention_mask: Tensor | None, cache: DecodingCache | None) -> Places:
+        """Positions of `tokens` [B, T] under `attention_mask` [B, T] (None: all real), after what `cache` has seen."""
+        mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        seen = cache.valid if cache is not None and cache.valid is not None else mask[:, :0]
+        every = torch.cat([seen, mask], dim=1)
+        index = (every.cumsum(dim=1) - 1).clamp(min=0)[:, seen.shape[1] :]
+        if cache is not None:
+            cache.valid = every
+        padded = attention_mask is not None or bool(seen.numel() and not seen.all())
+        return cls(index=index, valid=every if padded and not bool(every.all()) else None, cache=cache)
+
+    def rope(self, base: float, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, 1, T, d_head / 2] of index * base^(-2i / d_head), computed once per pass in float64."""
+        key = (base, d_head)
+        if key not in self._tables:
+            i = torch.arange(0, d_head, 2, device=self.index.device, dtype=torch.float64)
+            angle = self.index[:, None, :, None].double() * base ** (-i / d_head)
+            self._tables[key] = (angle.cos().to(dtype), angle.sin().to(dtype))
+        return self._tables[key]
+
+    def extend(self, site: str, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values [B, G, S', d] with what the cache holds for `site`, and the validity of those S' places."""
+        if self.cache is None:
+            return k, v, self.valid
+        if site in self.cache.keys_values:
+            old_k, old_v = self.cache.keys_values[site]
+            k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        keep = slice(None) if window is None else slice(max(0, k.shape[2] - (window - 1)), None)
+        self.cache.keys_values[site] = (k[:, :, keep], v[:, :, keep])
+        return k, v, None if self.valid is None else self.valid[:, -k.shape[2] :]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE, half-split layout: pairs (x_i, x_{i + d/2}) of the last axis turn by the angle of their position."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
