@@ -1,6 +1,17 @@
-"""Hook points, named capture and activation caches: the lowest layer, importable as ``t2lens.hooks`` only."""
+"""Hook points, the hooked root module and the activation cache; importable only as `t2lens.hooks`.
 
-# From the root of a checkout the folder is also visible as plain `hooks`; imported under both names,
-# every class would exist twice.
+This is the lowest layer: it knows torch and transformer_lens and nothing else of t2lens.
+"""
+
 if __name__ != "t2lens.hooks":
-    raise ImportError("import this package as 't2lens.hooks', not 'hooks'")
+    # Imported under two names, this package would exist twice, with two unrelated HookPoint classes.
+    raise ImportError("import this package as 't2lens.hooks', not as 'hooks'")
+
+from .cache import ActivationCache as ActivationCache
+from .cache import NotAdditiveError as NotAdditiveError
+from .cache import load_cache as load_cache
+from .describe import HookRow as HookRow
+from .describe import HookTable as HookTable
+from .names import resolve_names as resolve_names
+from .point import HookPoint as HookPoint
+from .root import HookedRoot as HookedRoot

@@ -1,0 +1,263 @@
+"""HookPoint: a named place in the forward pass where a tensor can be seen and edited."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint as LensHookPoint
+from transformer_lens.hook_points import LensHandle
+
+POSITION_WORDS = ("pos", "query_pos", "q_pos", "query")
+
+_passes = threading.local()  # .fired: the hook points that fired in the running pass of this thread
+_attaching = (
+    threading.RLock()
+)  # held while what is attached changes, so that `_live` cannot miss an addition in another thread
+_opaque_fire: Callable | None = None  # HookPoint._fire, marked so that torch.compile leaves it alone
+
+
+@contextmanager
+def forward_pass() -> Iterator[set[HookPoint]]:
+    """One pass of a model: inside it no hook point may fire twice. Yields the set of those that fired."""
+    before = getattr(_passes, "fired", None)
+    fired: set[HookPoint] = set()
+    _passes.fired = fired
+    try:
+        yield fired
+    finally:
+        _passes.fired = before
+
+
+def _label(hook: Callable) -> str:
+    # The repr of a partial prints its arguments, which may be large tensors.
+    return f"partial({hook.func!r}, ...)" if isinstance(hook, partial) else repr(hook)
+
+
+def _seen_outside_graph() -> Callable:
+    global _opaque_fire
+    if _opaque_fire is None:
+        # Made only inside a compiled call, where torch._dynamo is loaded anyway: its import takes seconds.
+        _opaque_fire = torch.compiler.disable(
+            HookPoint._fire, reason="a hook is attached; detach it or compile without fullgraph=True"
+        )
+    return _opaque_fire
+
+
+class _CheckedHook:
+    """A user's hook function, with the checks that make its mistakes visible at this hook point."""
+
+    def __init__(self, point: HookPoint, hook: Callable, read_only: bool):
+        self.point, self.hook, self.read_only = point, hook, read_only
+
+    def __repr__(self) -> str:
+        return _label(self.hook)
+
+    def __call__(self, tensor: Any, *, hook: Any) -> Any:
+        if not self.read_only:
+            result = self.hook(tensor, hook=hook)
+        else:
+            before = tensor.clone() if tensor.is_inference() else tensor._version
+            result = self.hook(tensor, hook=hook)
+            edited = not torch.equal(before, tensor) if tensor.is_inference() else before != tensor._version
+            if edited or (result is not None and result is not tensor):
+                raise ValueError(
+                    f"Hook {self.point.label} is read-only, so {self!r} must not edit its tensor; return None instead."
+                )
+        if result is not None and result is not tensor:
+            self.point.check_result(tensor, result, repr(self))
+        return result
+
+
+class HookPoint(LensHookPoint):
+    """An identity with a name. Hooks attached to it see the tensor that passes and may return another in its place.
+
+    Args:
+        shape: the words of the tensor's axes, e.g. "batch pos head d_head"; the first is "batch".
+        meaning: what the tensor holds, in one phrase.
+        unit: its unit, e.g. "nats"; empty when it has none.
+        read_only: the value is not used further on, so that an edit would do nothing: editing raises.
+
+    `pos_dim` is the axis that `pos_slice` cuts (the word "pos" or "query_pos" of the shape), None when there is none. Module hooks that
+    torch holds for all modules at once (`register_module_forward_hook`) do not see an idle hook point.
+    """
+
+    def __init__(self, shape: str, meaning: str, unit: str = "", *, read_only: bool = False):
+        super().__init__()
+        words = shape.split()
+        if not words or words[0] != "batch" or not meaning:
+            raise ValueError(
+                f"A HookPoint needs a shape that starts with 'batch', such as 'batch pos d_model', and a meaning; got shape {shape!r} "
+                f"and meaning {meaning!r}."
+            )
+        self.shape, self.meaning, self.unit, self.read_only = shape, meaning, unit, read_only
+        self.n_dims = len(words)
+        self.pos_dim: int | None = next((words.index(word) for word in POSITION_WORDS if word in words), None)
+        self._taps: tuple[Callable, ...] = ()  # captures: they see the tensor after every hook
+        # True from the moment that anything is attached. Compiled code guards on it; it may stay True after a plain torch handle was
+        # removed, which costs a microsecond and nothing else.
+        self._live = False
+
+    @property
+    def label(self) -> str:
+        return repr(self.name) if self.name else "<unnamed>"
+
+    @property
+    def active(self) -> bool:
+        """True when a hook of any kind is attached: forward or backward, ours or through torch's own methods."""
+        if not self._live:
+            return False
+        # Dynamo does not guard on the hook dictionaries, so compiled code may rely on _live alone.
+        return torch.compiler.is_compiling() or bool(self._taps) or self._has_torch_hooks()
+
+    def _has_torch_hooks(self) -> bool:
+        return bool(
+            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._live:
+            if torch.compiler.is_compiling():
+                return _seen_outside_graph()(self, x)
+            return self._fire(x)
+        return x
+
+    def _fire(self, x: Tensor) -> Tensor:
+        hooked = self._has_torch_hooks()
+        if not hooked and not self._taps:
+            return x
+        fired = getattr(_passes, "fired", None)
+        if fired is not None:
+            if self in fired:
+                raise RuntimeError(
+                    f"Hook {self.label} fired twice in one forward pass, so its value would be ambiguous; each place needs its own HookPoint."
+                )
+            fired.add(self)
+        y = x
+        if hooked:
+            y = super().__call__(x)
+            if y is not x:
+                self.check_result(x, y, "a hook")
+        for tap in self._taps:
+            seen = tap(y, hook=self)
+            y = y if seen is None else seen
+        return y
+
+    def check_result(self, given: Tensor, result: Any, who: str) -> None:
+        """Raise ValueError unless `result`, returned by `who`, can stand in for `given`."""
+        if isinstance(result, Tensor):
+            same = (
+                result.shape == given.shape and result.dtype == given.dtype and result.device == given.device
+            )
+            got = f"{list(result.shape)} {result.dtype} on {result.device}"
+        else:
+            same, got = False, f"a {type(result).__name__}"
+        if not same:
+            raise ValueError(
+                f"At hook {self.label}, {who} returned {got}, but the tensor there is {list(given.shape)} {given.dtype} on "
+                f"{given.device} ({self.shape})."
+            )
+
+    def add_hook(
+        self,
+        hook: Callable,
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+        alias_names: list[str] | None = None,
+    ) -> LensHandle:
+        """As in transformer_lens: `hook(tensor, hook=self)` may return a replacement of the same shape, dtype and device.
+
+        Raises TypeError at once when the function cannot be called so, ValueError for another direction.
+        """
+        if not callable(hook):
+            raise TypeError(f"A hook for {self.label} must be a function, got {type(hook).__name__}.")
+        try:
+            signature = inspect.signature(hook)
+        except ValueError:  # some built-in callables have no signature to look at
+            signature = None
+        if signature is not None:
+            try:
+                signature.bind(None, hook=self)
+            except TypeError:
+                raise TypeError(
+                    f"A hook for {self.label} is called as fn(tensor, hook=hook_point), but {_label(hook)} has the signature {signature}."
+                ) from None
+        checked = _CheckedHook(self, hook, self.read_only and dir == "fwd")
+        handle: Any = super().add_hook(
+            checked, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend, alias_names=alias_names
+        )
+        if handle is None:  # transformer_lens before 4.1 returns nothing
+            handle = (self.fwd_hooks if dir == "fwd" else self.bwd_hooks)[0 if prepend else -1]
+        if hasattr(handle, "user_hook"):
+            handle.user_hook = hook
+        return handle
+
+    def remove_handles(self, handles: list[LensHandle]) -> None:
+        """Remove these hooks of this hook point, and no other."""
+        gone = {id(handle) for handle in handles}
+        with _attaching:
+            for handle in handles:
+                handle.hook.remove()
+            self.fwd_hooks = [each for each in self.fwd_hooks if id(each) not in gone]
+            self.bwd_hooks = [each for each in self.bwd_hooks if id(each) not in gone]
+            self._settle()
+
+    def add_tap(self, tap: Callable) -> None:
+        """Let `tap(tensor, hook=self)` see the tensor after all hooks, until remove_tap or reset_hooks."""
+        with _attaching:
+            self._taps = (*self._taps, tap)
+            self._live = True
+
+    def remove_tap(self, tap: Callable) -> None:
+        with _attaching:
+            self._taps = tuple(each for each in self._taps if each is not tap)
+            self._settle()
+
+    def remove_hooks(
+        self,
+        dir: Literal["fwd", "bwd", "both"] = "fwd",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        with _attaching:
+            super().remove_hooks(dir, including_permanent, level)
+            if dir != "bwd" and level is None:
+                self._taps = ()
+            self._settle()
+
+    def _settle(self) -> None:
+        self._live = bool(self._taps) or self._has_torch_hooks()
+
+    # torch's own ways to attach something all pass through here, so that `_live` cannot miss one.
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        with _attaching:
+            self._live = True
+            return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        with _attaching:
+            self._live = True
+            return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        with _attaching:
+            self._live = True
+            return super().register_full_backward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        with _attaching:
+            self._live = True
+            return super().register_full_backward_pre_hook(*args, **kwargs)
+
+    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        with _attaching:
+            self._live = True
+            return super().register_backward_hook(*args, **kwargs)
