@@ -75,22 +75,22 @@ class HookedRoot(HookedRootModule):
         return hook_point
 
     def setup(self) -> None:
-        """Give every hook point its name. Raises when one has two names, has none, or is not a t2lens HookPoint."""
+        """Give every hook point its name. Raises when one has two names or none, or is not a t2lens HookPoint."""
         first_name: dict[int, str] = {}
-        for name, module in self.named_modules(remove_duplicate=False):
-            if isinstance(module, LensHookPoint):
-                if not isinstance(module, HookPoint):
-                    raise TypeError(
-                        f"{name!r} must be a t2lens.hooks.HookPoint, got {type(module).__module__}.{type(module).__name__}."
-                    )
-                if id(module) in first_name:
-                    raise ValueError(
-                        f"One HookPoint is registered as {first_name[id(module)]!r} and as {name!r}; each place needs a HookPoint of its own."
-                    )
-                first_name[id(module)] = name
+        modules = list(self.named_modules(remove_duplicate=False))
+        for name, module in modules:
+            if not isinstance(module, LensHookPoint):
+                continue
+            if not isinstance(module, HookPoint):
+                raise TypeError(f"{name!r} must be a t2lens.hooks.HookPoint, got {type(module)!r}.")
+            if id(module) in first_name:
+                raise ValueError(
+                    f"One HookPoint is registered as {first_name[id(module)]!r} and as {name!r}; "
+                    "each place needs a HookPoint of its own."
+                )
+            first_name[id(module)] = name
+        for name, module in modules:
             for attribute, value in vars(module).items():
-                if attribute in ("_modules", "hook_dict", "mod_dict"):
-                    continue
                 held = (
                     value.values()
                     if isinstance(value, dict)
@@ -98,10 +98,10 @@ class HookedRoot(HookedRootModule):
                     if isinstance(value, list | tuple)
                     else ()
                 )
-                if any(isinstance(each, LensHookPoint) for each in held):
+                if any(isinstance(each, LensHookPoint) and id(each) not in first_name for each in held):
                     raise ValueError(
-                        f"{'.'.join(filter(None, (name, attribute)))!r} holds a HookPoint in a plain {type(value).__name__}, where it gets no "
-                        "name; use nn.ModuleList or nn.ModuleDict."
+                        f"{name or type(self).__name__} holds a HookPoint in {attribute!r}, a plain {type(value).__name__}, "
+                        "where it gets no name; use nn.ModuleList, nn.ModuleDict or mount()."
                     )
         super().setup()
 
