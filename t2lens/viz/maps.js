@@ -100,19 +100,21 @@ class View {
     const maps = el("div", "maps", undefined, this.sheet);
     for (const kind of ["depth", "sequence"]) this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, maps);
-      this.map(area, kind, i, this.title(area, p, ""));
+      this.map(area, kind, i, this.title(area, { letter: p.letter, name: "" }, ""));
     });
     const keys = el("div", "keys", undefined, maps);
-    const sample = (cls, text) => { const s = el("span", "", undefined, keys); el("canvas", cls, undefined, s); el("span", "", text, s); };
-    this.samples = ["blank: no such source, or no value", "dotted: masked (a later position)", "pale with a dot: exactly zero",
-      "hatched: not a finite number"];
-    this.samples.forEach((text) => sample("key", text));
+    this.keys = ["no such source, or no value", "masked: a later position", "exactly zero", "not a finite number", "above the range"].map((text) => {
+      const s = el("span", "", undefined, keys), canvas = el("canvas", "", undefined, s);
+      el("span", "", text, s);
+      return canvas;
+    });
+    for (const note of payload.notes) el("p", "note", note, maps);
     this.node = el("aside", "node", undefined, this.sheet);
   }
   title(area, p, sub) {
     const h = el("h3", "", undefined, area);
     el("span", "letter", p.letter, h);
-    el("span", "", p.name, h);
+    if (p.name) el("span", "", p.name, h);
     h.sub = el("span", "sub", sub, h);
     return h;
   }
@@ -247,6 +249,7 @@ class View {
     this.quantity = this.payload.quantities.find((o) => o.key === this.view.quantity);
     this.mode = this.payload.depth.find((o) => o.key === this.view.depth);
     this.bars();
+    this.legend();
     for (const m of this.maps) { this[m.kind](m); this.mark(m); }
     this.detail();
   }
@@ -279,7 +282,12 @@ class View {
     for (let k = -h; k < w; k += 4) { ctx.moveTo(x + k, y + h); ctx.lineTo(x + k + h, y); }
     ctx.stroke(); ctx.restore();
   }
-  dots(ctx, x, y) { ctx.fillStyle = this.colors.hair; ctx.fillRect(x, y, 1, 1); }
+  mask(ctx, x, y, w, h, free = () => true) {
+    ctx.save();
+    ctx.fillStyle = this.colors.mute; ctx.globalAlpha = 0.5;
+    for (let px = 2; px < w; px += 5) for (let py = 2; py < h; py += 5) if (free(px, py)) ctx.fillRect(Math.round(x + px), Math.round(y + py), 1, 1);
+    ctx.restore();
+  }
 
   // cells(c, r) -> LUT index | "nan" | null (nothing there); r counts from the bottom when g.up
   cells(ctx, g, table, cells, value) {
@@ -333,7 +341,8 @@ class View {
 
   grid(m) {
     const p = this.panels[m.i], W = m.frame.clientWidth, rows = p.rows.length, q = this.quantity;
-    const x = 46, cw = (W - x - 2) / p.T, ch = rows > 22 ? 13 : 16, strip = this.strip(p, cw);
+    const most = Math.max(...this.panels.map((o) => o.rows.length)), x = 46, cw = (W - x - 2) / p.T;
+    const ch = (most * (most > 22 ? 13 : 16)) / rows, strip = this.strip(p, cw);  // same height in A and B: same relative depth
     const g = (m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true }), H = g.y + rows * ch + strip.height + 4;
     const ctx = this.fit(m.base, W, H);
     this.fit(m.over, W, H);
@@ -398,18 +407,18 @@ class View {
 
   depth(m) {
     const p = this.panels[m.i], pos = this.clamp(m.i), r0 = p.reads[this.view.depth], names = r0 ? r0.names : [], rows = p.rows.length - 1;
-    const W = m.frame.clientWidth, x = 46, most = Math.max(...this.panels.map((o) => (o.reads[this.view.depth] || { names: [] }).names.length));
-    const cell = Math.max(3, Math.min(16, (W - x - 2) / Math.max(1, most), 272 / rows));
-    const g = (m.geom = { x, y: 3, cw: cell, ch: cell, cols: names.length, rows, up: true }), H = g.y + rows * cell + 52;
+    const W = m.frame.clientWidth, x = 46, most = Math.max(...this.panels.map((o) => o.rows.length - 1));
+    const cell = (Math.min(16, 240 / most) * most) / rows, cw = Math.min(26, (W - x - 2) / Math.max(1, names.length));
+    const g = (m.geom = { x, y: 3, cw, ch: cell, cols: names.length, rows, up: true }), H = g.y + rows * cell + 52;
     const ctx = this.fit(m.base, W, H);
     this.fit(m.over, W, H);
     const table = p.rows.slice(1).map((_, r) => new Map(p.read(this.view.depth, r + 1, pos).map((s) => [s.index, s.value])));
     this.cells(ctx, g, this.readLut, (c, r) => (table[r].has(c) ? this.shadeRead(table[r].get(c)) : null), (c, r) => table[r].get(c));
-    const row = p.row.get(this.site(m.i)), every = Math.ceil(10.5 / cell);
+    const row = p.row.get(this.site(m.i)), every = Math.ceil(10.5 / cell), step = Math.ceil(10 / cw);
     p.rows.slice(1).forEach((name, r) => (r + 1 === row || (r % every === 0 && Math.abs(r + 1 - row) * cell >= 10)) &&
       this.text(ctx, name, x - 6, g.y + (rows - 1 - r + 0.5) * cell, { align: "right", ...(r + 1 === row && { color: this.colors.ink, weight: 700 }) }));
-    names.forEach((name, c) => c % every === 0 && this.text(ctx, name, x + (c + 0.5) * cell, g.y + rows * cell + 5, { align: "right", turn: -Math.PI / 2 }));
-    m.h.sub.textContent = `reads at position ${pos}, ${glyphs(p.tokens[pos])}`;
+    names.forEach((name, c) => c % step === 0 && this.text(ctx, name, x + (c + 0.5) * cw, g.y + rows * cell + 5, { align: "right", turn: -Math.PI / 2 }));
+    m.h.sub.textContent = `depth reads at ${pos}, ${clip(glyphs(p.tokens[pos]), 14)}`;
     m.why.textContent = r0 ? `Row: a read. Column: ${r0.what}.` : "not in this trace";
     m.base.setAttribute("aria-label", `Model ${p.letter}: depth map of position ${pos}, ${this.mode.label}`);
     m.base.dataset.geom = JSON.stringify(g);
@@ -417,24 +426,22 @@ class View {
 
   sequence(m) {
     const p = this.panels[m.i], site = this.site(m.i), at = p.lookAt(site), pos = this.clamp(m.i), W = m.frame.clientWidth;
-    const words = this.strip(p, 3, 9), x = Math.min(58, Math.max(26, words.wide + 8)), size = Math.min(W - x - 2, 272), cell = size / p.T;
+    const words = this.strip(p, 3, 9), x = Math.min(58, Math.max(26, words.wide + 8)), size = Math.min(W - x - 2, 256), cell = size / p.T;
     const g = (m.geom = { x, y: 3, cw: cell, ch: cell, cols: p.T, rows: p.T, up: false });
     const strip = { ...words, every: Math.max(1, Math.ceil(11.5 / cell)) }, H = g.y + size + strip.height + 4;
     const ctx = this.fit(m.base, W, H);
     this.fit(m.over, W, H);
-    m.h.sub.textContent = at ? `where ${at} looks` : "";
+    m.h.sub.textContent = at ? `${at} looks back, mean of ${p.heads[at]} heads` : "";
     if (!at) { m.geom = null; m.why.textContent = "no sequence attention in this trace"; return; }
-    ctx.fillStyle = this.colors.mute;
-    ctx.globalAlpha = 0.5;
-    for (let px = 3; px < size; px += 5) for (let py = 3; py < px - cell * 0.5; py += 5) ctx.fillRect(Math.round(x + px), Math.round(g.y + py), 1, 1);
-    ctx.globalAlpha = 1;
+    this.mask(ctx, x, g.y, size, size, (px, py) => py < px - cell * 0.5);
     this.cells(ctx, g, this.lut.warm, (c, r) => (c > r ? null : this.shadeWeight(p.attention(at, r, c))), (c, r) => p.attention(at, r, c));
     this.positions(ctx, p, g, strip, pos);
     strip.words.forEach((word, r) => {
       if (r !== pos && (r % strip.every || Math.abs(r - pos) * cell < 11)) return;
       this.text(ctx, word, x - 5, g.y + (r + 0.5) * cell, { align: "right", ...(r === pos && { color: this.colors.ink, weight: 700 }) });
     });
-    m.why.textContent = (at === site ? "" : `${site} reads only its own position; shown: ${at}. `) + `Row: query. Column: key. Mean of ${p.heads[at]} heads.`;
+    m.why.textContent = (at === site ? "" : `${site} reads only its own position; shown: ${at}. `) + `Row: query. Column: key.` +
+      (cell * devicePixelRatio < 1 ? " Downsampled: a pixel averages several cells; hover is exact." : "");
     m.base.setAttribute("aria-label", `Model ${p.letter}: sequence map of ${at}`);
     m.base.dataset.geom = JSON.stringify(g);
   }
@@ -476,10 +483,20 @@ class View {
     }
   }
 
+  legend() {
+    const s = 13, draw = [() => {}, (c) => this.mask(c, 0, 0, s, s), (c) => { c.fillStyle = css(this.lut.warm[0]); c.fillRect(0, 0, s, s);
+      c.fillStyle = this.colors.mute; c.fillRect(s / 2 - 1, s / 2 - 1, 2, 2); }, (c) => this.hatch(c, 0, 0, s, s), (c) => {
+      c.fillStyle = css(this.lut.cool[255]); c.fillRect(0, 0, s, s); this.corner(c, { x: 0, y: 0, cw: s, ch: s, cols: 1, rows: 1 }, 0, 0); }];
+    this.keys.forEach((canvas, i) => {
+      const ctx = this.fit(canvas, s, s);
+      draw[i](ctx);
+      ctx.strokeStyle = this.colors.hair; ctx.strokeRect(0.5, 0.5, s - 1, s - 1);
+    });
+  }
   bars() {
     const draw = ({ text, canvas }, label, table, ticks, arrow) => {
       text.textContent = label;
-      const W = 220, ctx = this.fit(canvas, W + 40, 25);
+      const W = 190, ctx = this.fit(canvas, W + 40, 25);
       for (let i = 0; i < W; i++) { ctx.fillStyle = css(table[Math.round((255 * i) / (W - 1))]); ctx.fillRect(20 + i, 0, 1, 9); }
       ctx.strokeStyle = this.colors.hair; ctx.strokeRect(19.5, 0.5, W + 1, 9);
       if (arrow) { ctx.fillStyle = css(table[255]); ctx.beginPath(); ctx.moveTo(22 + W, 0); ctx.lineTo(30 + W, 4.5); ctx.lineTo(22 + W, 9); ctx.fill(); }

@@ -10,6 +10,12 @@ View.prototype.detail = function () {
   this.box.dataset.cell = JSON.stringify({ panel: this.view.panel, pos: pos0, site: this.view.site });
 };
 
+// a number with the decimals that give its column's largest value four digits, so that decimals align
+const even = (v, column) => {
+  const most = Math.max(...column.filter((x) => Number.isFinite(x)).map(Math.abs), 1e-12);
+  return Number.isFinite(v) ? v.toFixed(Math.max(0, Math.min(7, 3 - Math.floor(Math.log10(most) + 1e-9)))) : fmt(v);
+};
+
 // a table of [label, go, shade, ...numbers]; `go` is the cell that the label leads to
 View.prototype.table = function (parent, head, rows) {
   const table = el("table", "", undefined, parent), tr = el("tr", "", undefined, el("thead", "", undefined, table));
@@ -20,13 +26,13 @@ View.prototype.table = function (parent, head, rows) {
     if (color) el("span", "sw", undefined, cell).style.background = color;
     if (go) el("button", "", label, cell).onclick = () => this.select(go);
     else el("span", "", label, cell);
-    for (const v of numbers) el("td", "", typeof v === "string" ? v : fmt(v), row);
+    numbers.forEach((v, k) => el("td", "", typeof v === "string" ? v : v === undefined ? "\u2013" : even(v, rows.map((r) => r[k + 3])), row));
   }
   return table;
 };
 
 View.prototype.half = function (parent, p, i) {
-  const site = this.site(i), row = p.row.get(site), pos = this.clamp(i), most = 6;
+  const site = this.site(i), row = p.row.get(site), pos = this.clamp(i), most = 5;
   const h = this.title(parent, p, site === this.view.site ? "" : `shown: ${site}`);
   parent.dataset.node = p.letter;
   h.style.marginBottom = "3px";
@@ -44,18 +50,18 @@ View.prototype.half = function (parent, p, i) {
     return Number.isFinite(v) ? css(this.lut[m.signed ? "both" : "warm"][Math.round(m.signed ? 127.5 * (t + 1) : 255 * Math.max(0, t))]) : null;
   };
   const own = by("weights"), mix = new Map(by("mixing").map((s) => [s.name, s.value])), norm = new Map(by("contribution").map((s) => [s.name, s.value]));
-  const more = (n) => (n > most ? ` (${most} of ${n})` : "");
+  const more = (n) => (n > most ? `, ${most} of ${n}` : "");
   if (own.length) {
     const plain = own.every((s) => mix.has(s.name));
     const rows = own.slice(0, most).map((s) => [s.name, to(s.atoms[s.atoms.length - 1]), swatch("weights", s.value), s.value,
       ...(plain ? [mix.get(s.name), norm.get(s.name)] : [s.atoms.length > 1 ? `${s.atoms[0]} \u2026 ${s.atoms[s.atoms.length - 1]}` : s.atoms[0]])]);
-    this.table(parent, [`reads from depth${more(own.length)}`, "weight", ...(plain ? ["mix", "norm"] : ["holds"])], rows).dataset.table = "weights";
+    this.table(parent, [`from depth${more(own.length)}`, "weight", ...(plain ? ["mix", "norm"] : ["holds"])], rows).dataset.table = "weights";
     if (!plain && norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
   } else if (norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
 
   if (p.sequence[site]) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k]).filter(([v]) => !Number.isNaN(v)).sort((a, b) => b[0] - a[0]);
-    this.table(parent, [`reads from the sequence${more(keys.length)}`, "at", "weight"], keys.slice(0, most).map(([v, k]) => [glyphs(p.tokens[k]), { panel: i, pos: k, site },
+    this.table(parent, [`from the sequence${more(keys.length)}`, "at", "weight"], keys.slice(0, most).map(([v, k]) => [glyphs(p.tokens[k]), { panel: i, pos: k, site },
       css(this.lut.warm[this.shadeWeight(v)]), String(k), v])).dataset.table = "sequence";
   } else el("p", "why", `${site} reads no other position.`, parent);
   if (p.next && p.next[pos]) this.table(parent, ["next token, at out", "prob."], p.next[pos].map(([token, log]) => [glyphs(token), null, null, Math.exp(log)])).dataset.table = "next";

@@ -8,7 +8,7 @@ The payload (format 1):
 
     rev         hash of everything below; a renderer that gets the same rev again keeps what it has
     precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits)
-    hint        one sentence above the maps, or ""
+    hint        one sentence above the maps, or "";  notes  sentences below them
     quantities  [{key, label, unit, signed, lo, hi, above}]: what can colour the grid; one range for all panels, `above` cells exceed hi
     depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing", "contribution"), one range for all
     sequenceHi  top of the range of sequence attention (1)
@@ -73,6 +73,7 @@ def maps_payload(
     depth: str = "weights",
     cell: tuple[int, int, str] | None = None,
     hint: str = "",
+    notes: Sequence[str] = (),
     precision: Literal["f4", "f2"] = "f4",
     reads: Sequence[str] = tuple(DEPTH),
     sequence: bool = True,
@@ -102,6 +103,7 @@ def maps_payload(
     payload = {
         "precision": precision,
         "hint": hint,
+        "notes": list(notes),
         "quantities": quantities,
         "depth": [_depth_range(key, traces) for key in DEPTH if key in reads],
         "sequenceHi": 1.0,
@@ -231,9 +233,9 @@ def _depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:
 QUANTITIES = {
     "residual_norm": ("residual norm", "", False),
     "gate": ("gate", "", False),
-    "depth_entropy": ("entropy of the depth read", "nats", False),
-    "depth_lookback": ("mean look-back in depth", "layers", False),
-    "sequence_lookback": ("mean look-back in the sequence", "positions", False),
+    "depth_entropy": ("depth entropy", "nats", False),
+    "depth_lookback": ("look-back in depth", "layers", False),
+    "sequence_lookback": ("look-back in the sequence", "positions", False),
 }
 
 

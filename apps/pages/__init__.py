@@ -1,0 +1,1 @@
+"""Pages of the dashboard; each is a function without arguments."""
