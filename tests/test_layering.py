@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (  # lowest first; modules of one layer may import each other
     {"t2lens.hooks"},
-    {"t2lens.config", "t2lens.ordered_attention", "t2lens.sublayers", "t2lens.residual"},
+    {"t2lens.config", "t2lens.ordered_attention", "t2lens.sublayers", "t2lens.residual", "t2lens.text"},
     {"t2lens.mixing"},
     {"t2lens.model"},
-    {"t2lens.checkpoints", "t2lens.trace", "t2lens.edits", "t2lens.duality"},
+    {"t2lens.checkpoints", "t2lens.tracing", "t2lens.verification", "t2lens.edits", "t2lens.two_axis"},
     {"t2lens.zoo"},
     {"t2lens.analysis"},
     {"t2lens.store"},
@@ -26,8 +26,14 @@ LAYERS = (  # lowest first; modules of one layer may import each other
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
-# A Trace shows itself (notebooks, `plot`), so it reaches up to the pictures, inside a function only.
-UPWARD_INSIDE_FUNCTIONS = {("t2lens.trace", "t2lens.viz")}
+# Upward all the same, and where in the source: "function" bodies, or imports made for "types" only.
+EXCEPTIONS = {
+    ("t2lens.tracing", "t2lens.viz"): "function",  # a Trace shows itself in notebooks
+    (
+        "t2lens.mixing",
+        "t2lens.model",
+    ): "types",  # the model keeps the record; the accountant is called with the model
+}
 
 # library: the only parts that may import it
 ONLY_IN = {
@@ -54,29 +60,33 @@ def part_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def imports(source: str, module: str, is_package: bool) -> list[tuple[str, bool]]:
-    """(absolute name, inside a function) of every import; `from t2lens import x` gives `t2lens.x`."""
+def imports(source: str, module: str, is_package: bool) -> list[tuple[str, str]]:
+    """(absolute name, place) of every import; `from t2lens import x` gives `t2lens.x`."""
     found = []
 
-    def visit(node: ast.AST, inside: bool) -> None:
+    def visit(node: ast.AST, place: str) -> None:
         if isinstance(node, ast.Import):
-            found.extend((alias.name, inside) for alias in node.names)
+            found.extend((alias.name, place) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 package = module.split(".") if is_package else module.split(".")[:-1]
                 above = package[: len(package) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
-            found.extend((f"{base}.{alias.name}", inside) for alias in node.names)
+            found.extend((f"{base}.{alias.name}", place) for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in {"import_module", "__import__"}:
-                found.append((str(node.args[0].value), inside))
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                found.append((str(node.args[0].value), place))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            place = "function"
         for child in ast.iter_child_nodes(node):
-            visit(child, inside)
+            typed = (
+                isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and child in node.body
+            )
+            visit(child, "types" if typed else place)
 
-    visit(ast.parse(source), False)
+    visit(ast.parse(source), "module")
     return found
 
 
@@ -84,7 +94,7 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
     """What `source`, as the module named, may not import. `t2lens` re-exports lazily: it has no layer."""
     found = []
     here = part_of(module)
-    for name, inside in imports(source, module, is_package):
+    for name, place in imports(source, module, is_package):
         root, target = name.split(".")[0], part_of(name)
         if root in NEVER or (root in ONLY_IN and here not in ONLY_IN[root]) or here in NOT_IN.get(root, ()):
             found.append(f"{module} imports {root}")
@@ -92,7 +102,7 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
             continue
         # `from t2lens import load` goes through the public face, which stands as high as apps and cli.
         level = LEVEL.get(target, len(LAYERS) - 1)
-        if level > LEVEL[here] and not (inside and (here, target) in UPWARD_INSIDE_FUNCTIONS):
+        if level > LEVEL[here] and EXCEPTIONS.get((here, target)) != place:
             found.append(f"{module} imports {name}")
     return found
 
@@ -111,9 +121,9 @@ def test_no_module_imports_a_higher_layer_or_a_library_of_another_part():
 def test_every_exception_is_still_needed():
     used = set()
     for module, path in module_files().items():
-        for name, _ in imports(path.read_text(), module, path.name == "__init__.py"):
-            used.add((part_of(module), part_of(name)))
-    assert used >= UPWARD_INSIDE_FUNCTIONS
+        for name, place in imports(path.read_text(), module, path.name == "__init__.py"):
+            used.add(((part_of(module), part_of(name)), place))
+    assert used >= EXCEPTIONS.items()
 
 
 @pytest.mark.parametrize(
@@ -127,8 +137,10 @@ def test_every_exception_is_still_needed():
         ("t2lens.residual.base", "from t2lens import mixing"),
         ("t2lens.residual.base", "from t2lens import build"),
         ("t2lens.residual.base", "import importlib\nimportlib.import_module('t2lens.viz.page')"),
-        ("t2lens.trace", "from t2lens.viz import page"),  # allowed inside a function only
-        ("t2lens.trace", "def f():\n    from t2lens.apps import dashboard"),
+        ("t2lens.tracing", "from t2lens.viz import page"),  # allowed inside a function only
+        ("t2lens.mixing", "def f():\n    from t2lens.model import build"),  # allowed for types only
+        ("t2lens.mixing", "if TYPE_CHECKING:\n    pass\nelse:\n    from t2lens.model import build"),
+        ("t2lens.tracing", "def f():\n    from t2lens.apps import dashboard"),
         ("t2lens.store.reader", "import streamlit as st"),
         ("t2lens.cli", "import plotly.graph_objects as go"),
         ("t2lens.model", "from transformer_lens import HookedRootModule"),
@@ -146,7 +158,8 @@ def test_a_planted_violation_is_caught(module: str, source: str):
     [
         ("t2lens.hooks.point", "import torch\nfrom transformer_lens import HookedRootModule"),
         ("t2lens.residual.base", "from ..hooks import HookPoint\nfrom t2lens.config import Standard"),
-        ("t2lens.trace", "def f():\n    from t2lens.viz import page"),
+        ("t2lens.tracing", "def f():\n    from t2lens.viz import page"),
+        ("t2lens.mixing", "if TYPE_CHECKING:\n    from t2lens.model import Transformer"),
         ("t2lens.cli", "from t2lens import load, trace\nfrom t2lens.apps import dashboard"),
         ("t2lens.apps.dashboard", "import streamlit as st\nfrom t2lens.viz import figures"),
     ],
@@ -156,8 +169,8 @@ def test_a_permitted_import_passes(module: str, source: str):
 
 
 def test_relative_imports_count_from_the_package_of_an_init_file():
-    assert imports("from .point import X", "t2lens.hooks", True) == [("t2lens.hooks.point.X", False)]
-    assert imports("from ..config import X", "t2lens.residual.base", False) == [("t2lens.config.X", False)]
+    assert imports("from .point import X", "t2lens.hooks", True) == [("t2lens.hooks.point.X", "module")]
+    assert imports("from ..config import X", "t2lens.residual.base", False) == [("t2lens.config.X", "module")]
 
 
 def test_importing_t2lens_imports_no_heavy_library():
