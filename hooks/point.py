@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint as LensHookPoint
 from transformer_lens.hook_points import LensHandle
 
@@ -40,14 +42,28 @@ def _label(hook: Callable) -> str:
     return f"partial({hook.func!r}, ...)" if isinstance(hook, partial) else repr(hook)
 
 
-def _seen_outside_graph() -> Callable:
+def _fire_outside_graph() -> Callable:
     global _opaque_fire
     if _opaque_fire is None:
         # Made only inside a compiled call, where torch._dynamo is loaded anyway: its import takes seconds.
-        _opaque_fire = torch.compiler.disable(
-            HookPoint._fire, reason="a hook is attached; detach it or compile without fullgraph=True"
-        )
+        reason = "A hook is attached to a HookPoint; detach it, or compile without fullgraph=True."
+        _opaque_fire = torch.compiler.disable(HookPoint._fire, reason=reason)
     return _opaque_fire
+
+
+class _Handle(RemovableHandle):
+    """torch's handle of a hook, with its hook point told when the hook is removed."""
+
+    def __init__(self, handle: RemovableHandle, point: HookPoint):
+        vars(self).update(vars(handle))
+        self.point = weakref.ref(point)
+
+    def remove(self) -> None:
+        with _attaching:
+            super().remove()
+            point = self.point()
+            if point is not None:
+                point._settle()
 
 
 class _CheckedHook:
@@ -100,9 +116,7 @@ class HookPoint(LensHookPoint):
         self.n_dims = len(words)
         self.pos_dim: int | None = next((words.index(word) for word in POSITION_WORDS if word in words), None)
         self._taps: tuple[Callable, ...] = ()  # captures: they see the tensor after every hook
-        # True from the moment that anything is attached. Compiled code guards on it; it may stay True after a plain torch handle was
-        # removed, which costs a microsecond and nothing else.
-        self._live = False
+        self._live = False  # anything attached; one plain attribute, so that compiled code guards on it
 
     @property
     def label(self) -> str:
@@ -122,11 +136,11 @@ class HookPoint(LensHookPoint):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._live:
-            if torch.compiler.is_compiling():
-                return _seen_outside_graph()(self, x)
-            return self._fire(x)
-        return x
+        if not self._live:
+            return x
+        if torch.compiler.is_compiling():
+            return _fire_outside_graph()(self, x)
+        return (_opaque_fire or HookPoint._fire)(self, x)
 
     def _fire(self, x: Tensor) -> Tensor:
         hooked = self._has_torch_hooks()
@@ -237,27 +251,25 @@ class HookPoint(LensHookPoint):
         self._live = bool(self._taps) or self._has_torch_hooks()
 
     # torch's own ways to attach something all pass through here, so that `_live` cannot miss one.
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+    def _register(
+        self, register: Callable[..., RemovableHandle], *args: Any, **kwargs: Any
+    ) -> RemovableHandle:
         with _attaching:
+            handle = register(*args, **kwargs)
             self._live = True
-            return super().register_forward_hook(*args, **kwargs)
+        return _Handle(handle, self)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        with _attaching:
-            self._live = True
-            return super().register_forward_pre_hook(*args, **kwargs)
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        return self._register(super().register_forward_hook, *args, **kwargs)
 
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        with _attaching:
-            self._live = True
-            return super().register_full_backward_hook(*args, **kwargs)
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        return self._register(super().register_forward_pre_hook, *args, **kwargs)
 
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        with _attaching:
-            self._live = True
-            return super().register_full_backward_pre_hook(*args, **kwargs)
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        return self._register(super().register_full_backward_hook, *args, **kwargs)
 
-    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        with _attaching:
-            self._live = True
-            return super().register_backward_hook(*args, **kwargs)
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        return self._register(super().register_full_backward_pre_hook, *args, **kwargs)
+
+    def register_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        return self._register(super().register_backward_hook, *args, **kwargs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -169,7 +170,7 @@ class HookedRoot(HookedRootModule):
         }
         return {name: handles for name, handles in alive.items() if handles}
 
-    @contextmanager
+    @contextlib.contextmanager
     def hooks(  # type: ignore[override]
         self,
         fwd_hooks: Hooks = (),
@@ -220,10 +221,11 @@ class HookedRoot(HookedRootModule):
         return output
 
     def _run_eagerly(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, set[HookPoint]]:
-        with forward_pass() as fired:
-            return self._call_impl(
-                *args, **kwargs
-            ), fired  # past model.compile(), whose graphs have no hooks in them
+        # Compiled graphs have no hooks in them; recompiling every block around its hooks would cost minutes.
+        compiled = "torch._dynamo" in sys.modules
+        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+        with eager, forward_pass() as fired:
+            return self._call_impl(*args, **kwargs), fired
 
     # ---- caches ----
 
