@@ -1,7 +1,7 @@
 """What is chosen in the dashboard, as one value, and the same as URL query parameters.
 
-A URL is input from a stranger: `parse_url` never raises, it falls back and says so in a notice, and what it quotes is
-plain text (the page shows notices as text, never as markup).
+A URL is input from a stranger: `parse_url` never raises, it falls back and says so in a notice, and what it
+quotes is plain text (the page shows notices as text, never as markup).
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["NO_MODEL", "PROMPT_LIMIT", "Cell", "Selection", "fit_cell", "format_url", "parse_url", "read_cell"]
+__all__ = [
+    "NO_MODEL",
+    "PROMPT_LIMIT",
+    "Cell",
+    "Selection",
+    "fit_cell",
+    "format_url",
+    "parse_url",
+    "read_cell",
+]
 
 PROMPT_LIMIT = 4000
 """Characters of a prompt; the models read far fewer tokens, and a URL should stay a URL."""
@@ -43,7 +52,12 @@ class Selection:
 
 
 def parse_url(
-    params: Mapping[str, str], default: Selection, *, models: Sequence[str], quantities: Sequence[str], depths: Sequence[str]
+    params: Mapping[str, str],
+    default: Selection,
+    *,
+    models: Sequence[str],
+    quantities: Sequence[str],
+    depths: Sequence[str],
 ) -> tuple[Selection, list[str]]:
     """The selection that URL parameters ask for, and one notice for each that had to fall back to `default`.
 
@@ -57,7 +71,9 @@ def parse_url(
             return value
         near = get_close_matches(value, allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        notices.append(f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}.")
+        notices.append(
+            f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}."
+        )
         return fallback
 
     a = one_of("a", models, default.model_a)
@@ -104,17 +120,19 @@ def parse_cell(text: str) -> Cell | None:
 
 
 def read_cell(value: Any) -> Cell | None:
-    """What the map component reports as chosen, or None when it is not a cell: a browser can send anything."""
+    """What the map component reports as chosen, or None for what is no cell: a browser can send anything."""
     if not isinstance(value, Mapping):
         return None
     panel, pos, site = value.get("panel"), value.get("pos"), value.get("site")
-    if panel not in (0, 1) or type(pos) not in (int, float) or pos != int(pos) or not isinstance(site, str):
+    if type(panel) is not int or panel not in (0, 1) or type(pos) is not int or not isinstance(site, str):
         return None
-    return parse_cell(f"{'AB'[int(panel)]}:{int(pos)}:{site}")
+    return parse_cell(f"{'AB'[panel]}:{pos}:{site}")
 
 
-def fit_cell(cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]) -> tuple[Cell, list[str]]:
-    """The cell, brought inside the traces; tokens[i] and sites[i]: number of positions and site names of panel i."""
+def fit_cell(
+    cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]
+) -> tuple[Cell, list[str]]:
+    """The cell, brought inside the traces; tokens[i], sites[i]: number of positions, site names of panel i."""
     if cell is None:
         return Cell(panel=0, pos=tokens[0] - 1, site="out"), []
     notices: list[str] = []
@@ -136,7 +154,9 @@ def limit_prompt(prompt: str) -> tuple[str, list[str]]:
     """The prompt within PROMPT_LIMIT characters, and a notice when it was cut."""
     if len(prompt) <= PROMPT_LIMIT:
         return prompt, []
-    return prompt[:PROMPT_LIMIT], [f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."]
+    return prompt[:PROMPT_LIMIT], [
+        f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."
+    ]
 
 
 def _quote(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -91,14 +90,14 @@ def _first_visit(names: list[str]) -> list[str]:
 
 
 def _controls(names: list[str]) -> None:
-    with st.form("prompt-form", border=False):
-        name, text, run = st.columns([1.6, 10, 1], vertical_alignment="bottom")
-        name.markdown("### t2lens")
-        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
-        run.form_submit_button("Run", type="primary", width="stretch")
-    a, b, _ = st.columns([3, 3, 6])
+    mark, a, b, rest = st.columns([1.1, 2, 2, 8.5], vertical_alignment="bottom")
+    mark.markdown("#### t2lens")
     a.selectbox("Model A", names, key="model_a")
     b.selectbox("Model B", [*names, NO_MODEL], key="model_b")
+    with rest.form("prompt-form", border=False):
+        text, run = st.columns([9, 1.2], vertical_alignment="bottom")
+        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
+        run.form_submit_button("Run", type="primary", width="stretch")
 
 
 def _tell(notices: list[str]) -> None:
@@ -111,8 +110,8 @@ def _trace_notices(traces: list[Any]) -> list[str]:
 
 
 def _payload(identity: tuple[Any, ...], traces: list[Any], cell: Cell) -> dict[str, Any]:
-    """The payload of these traces. It keeps the view that it was made with: later choices live in the browser and in the
-    URL, so a click sends nothing back but itself."""
+    """The payload of these traces. It keeps the view that it was made with: later choices live in the browser and
+    in the URL, so a click sends nothing but itself."""
     state = st.session_state
     kept = state.get("payload")
     if kept is None or kept[0] != identity:
@@ -143,7 +142,9 @@ def _chosen() -> None:
 
 def _write_url() -> None:
     state = st.session_state
-    selection = Selection(**{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell")})
+    selection = Selection(
+        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell")}
+    )
     wanted = format_url(selection)
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)

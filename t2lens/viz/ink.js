@@ -1,6 +1,6 @@
 // Colour, numbers, token glyphs and elements of the two-axis maps; one part of the module that maps.js describes.
 
-// ---- colour: ramps with evenly spaced lightness in OKLCH; a row is [lightness, chroma, hue in degrees] -------------
+// ---- colour: ramps through OKLab, in even steps of lightness; an anchor is [lightness, chroma, hue in degrees] -------------
 const RAMPS = {
   light: {
     cool: [[0.975, 0.012, 170], [0.84, 0.065, 195], [0.68, 0.095, 225], [0.51, 0.115, 255], [0.32, 0.095, 278]],
@@ -14,8 +14,7 @@ const RAMPS = {
   },
 };
 
-function oklch([L, C, h]) {
-  const a = C * Math.cos((h * Math.PI) / 180), b = C * Math.sin((h * Math.PI) / 180);
+function srgb([L, a, b]) {
   const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
   const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
@@ -27,9 +26,10 @@ function oklch([L, C, h]) {
 }
 
 function lut(anchors) {
+  const lab = anchors.map(([L, C, h]) => [L, C * Math.cos((h * Math.PI) / 180), C * Math.sin((h * Math.PI) / 180)]);
   return Array.from({ length: 256 }, (_, i) => {
     const t = (i / 255) * (anchors.length - 1), k = Math.min(anchors.length - 2, Math.floor(t)), f = t - k;
-    return oklch(anchors[k].map((v, j) => v + f * (anchors[k + 1][j] - v)));
+    return srgb(lab[k].map((v, j) => v + f * (lab[k + 1][j] - v)));
   });
 }
 const css = ([r, g, b]) => `rgb(${r},${g},${b})`;

@@ -1,27 +1,32 @@
-"""What the two-axis maps need from one or two traces, as one JSON-able dict, and the renderer's JavaScript as one text.
+"""What the two-axis maps need from one or two traces, as one JSON-able dict, and the renderer as one text.
 
-`maps_payload` takes traces (anything with `dataset`, `tokens`, `model_name`, `checks` and `source_atoms`, as `t2lens.trace` and
-`t2lens.load_trace` return) and needs neither torch nor the models. The renderer (`renderer_js`) draws such a payload in the app, in a
-notebook and in a static page. Everything that any choice of a node can show crosses at once, so choosing needs no server.
+`maps_payload` takes traces (anything with `dataset`, `tokens`, `model_name`, `checks` and `source_atoms`, as
+`t2lens.trace` and `t2lens.load_trace` return) and needs neither torch nor the models. The renderer (`renderer_js`)
+draws such a payload in the app, in a notebook and in a static page. Everything that any choice of a node can show
+crosses at once, so choosing needs no server.
 
-The payload (format 1):
+The payload:
 
     rev         hash of everything below; a renderer that gets the same rev again keeps what it has
     precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits)
     hint        one sentence above the maps, or "";  notes  sentences below them
-    quantities  [{key, label, unit, signed, lo, hi, above}]: what can colour the grid; one range for all panels, `above` cells exceed hi
-    depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing", "contribution"), one range for all
+    quantities  [{key, label, unit, signed, lo, hi, above}]: what can colour the grid; one range for all panels,
+                `above` cells exceed hi
+    depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing",
+                "contribution"), one range for all panels
     sequenceHi  top of the range of sequence attention (1)
     view        {panel, pos, site, quantity, depth}: what is chosen at first
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
         rows        ["embed", site, ..., "out"], bottom to top
-        grids       {quantity: array [site, pos]}, NaN = no value;  absent {quantity: why the whole map is missing}
-        reads       {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into names of the
-                    sources that exist for read r; values = array [sum of len(columns[r]), pos] in that order
-        holds       {site: {source: [atoms that it holds at that read]}}, sources of one atom of the same name left out
-        sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row;  heads {site: number}
+        grids       {quantity: array [site, pos]}, NaN = no value
+        absent      {quantity: why the whole map is missing}
+        reads       {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
+                    names of the sources that exist for read r; values = array [sum of len(columns[r]), pos]
+        holds       {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
+        sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
+        heads       {site: number of heads}
         next        [pos][k] = [token, log probability in nats], or null
     array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}
 """
@@ -55,7 +60,7 @@ DEPTH = {
 
 @functools.cache
 def renderer_js() -> str:
-    """The renderer as the text of one plain ES module: `renderMaps(root, payload, onSelect)` and a default export.
+    """The renderer as the text of one ES module: `renderMaps(root, payload, onSelect)` and a default export.
 
     In a page: `<script type="module">` + this text + a call of `renderMaps`; onSelect may be null and hears
     `("cell", {panel, pos, site})` and `("show", {quantity, depth})`. The text contains no `</`.
@@ -80,9 +85,11 @@ def maps_payload(
 ) -> dict[str, Any]:
     """The payload (see above) of one or two traces.
 
-    quantity, depth: what is shown first; cell: (panel, position, site) chosen first, by default the last position at
-    `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention (its size
-    grows with the square of the prompt); precision "f2" halves every array. Raises ValueError for no trace, more than two, or an unknown choice.
+    quantity, depth: what is shown first; cell: (panel, position, site) chosen first, by default the last position
+    at `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention
+    (its size grows with the square of the prompt); precision "f2" halves every array.
+
+    Raises ValueError for no trace, more than two, or an unknown choice.
     """
     if not 1 <= len(traces) <= 2:
         raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")

@@ -1,0 +1,50 @@
+"""Start the dashboard: one local server, no telemetry, no watcher, the heavy modules imported beforehand."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+
+__all__ = ["run"]
+
+HOST = "127.0.0.1"
+OPTIONS = {
+    "server_address": HOST,
+    "server_headless": True,
+    "server_fileWatcherType": "none",  # watching torch's lazy modules raises, and there is nothing to watch
+    "server_maxUploadSize": 1,
+    "browser_gatherUsageStats": False,
+    "browser_serverAddress": HOST,
+    "client_toolbarMode": "minimal",
+    "logger_hideWelcomeMessage": True,
+    "client_showErrorDetails": "none",
+    "theme_primaryColor": "#2f4f9e",
+    "theme_baseFontSize": 14,
+    "theme_baseRadius": "small",
+}
+
+
+def run(port: int = 8501, open_browser: bool = False) -> None:
+    """Serve the dashboard on this machine only, until interrupted. Prints the address.
+
+    Raises ValueError when the port is not a port or is taken.
+    """
+    if not isinstance(port, int) or not 1 <= port <= 65535:
+        raise ValueError(f"A port is a whole number from 1 to 65535, not {port!r}.")
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise ValueError(f"Port {port} is in use; choose another with --port.") from None
+    # The first visitor should not wait for these.
+    for name in ("torch", "xarray", "t2lens.tracing", "t2lens.viz.payload"):
+        import_module(name)
+    from streamlit.web import bootstrap
+
+    options = {**OPTIONS, "server_port": port, "server_headless": not open_browser}
+    bootstrap.load_config_options(options)
+    sys.stdout.write(f"t2lens dashboard: http://{HOST}:{port}  (Ctrl-C stops it)\n")
+    sys.stdout.flush()
+    bootstrap.run(str(Path(__file__).with_name("dashboard.py")), False, [], options)

@@ -1,0 +1,156 @@
+"""The state of the dashboard and its URL: a link restores exactly; a hostile one falls back with a notice."""
+
+from __future__ import annotations
+
+import pytest
+
+from t2lens.apps.state import (
+    PROMPT_LIMIT,
+    Cell,
+    Selection,
+    fit_cell,
+    format_url,
+    limit_prompt,
+    parse_cell,
+    parse_url,
+    read_cell,
+)
+
+DEFAULT = Selection(
+    model_a="one",
+    model_b="two",
+    prompt="a b",
+    quantity="gate",
+    depth="mixing",
+    cell=Cell(panel=0, pos=1, site="out"),
+)
+KNOWN = {
+    "models": ["one", "two", "three"],
+    "quantities": ["gate", "residual_norm"],
+    "depths": ["mixing", "weights"],
+}
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        DEFAULT,
+        Selection(
+            model_a="three",
+            model_b="none",
+            prompt="the cat saw the dog\n<b>&</script> \t",
+            quantity="residual_norm",
+            depth="weights",
+        ),
+        Selection(
+            model_a="two",
+            model_b="two",
+            prompt="%26=&?#+ \u00e9",
+            quantity="gate",
+            depth="mixing",
+            cell=Cell(panel=1, pos=127, site="12.mlp"),
+        ),
+    ],
+)
+def test_a_selection_survives_the_url(selection: Selection) -> None:
+    restored, notices = parse_url(format_url(selection), DEFAULT, **KNOWN)
+    assert restored == selection
+    assert notices == []
+
+
+def test_an_empty_url_is_the_default() -> None:
+    assert parse_url({}, DEFAULT, **KNOWN) == (DEFAULT, [])
+
+
+def test_a_new_prompt_does_not_inherit_the_default_node() -> None:
+    selection, _ = parse_url({"prompt": "x"}, DEFAULT, **KNOWN)
+    assert selection.cell is None
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"a": "<script>alert(1)</script>"}, "model_a"),
+        ({"a": "../../etc/passwd"}, "model_a"),
+        ({"a": "none"}, "model_a"),  # only B may be absent
+        ({"b": ""}, "model_b"),
+        ({"quantity": "__class__"}, "quantity"),
+        ({"depth": "x" * 10_000}, "depth"),
+    ],
+)
+def test_unknown_values_fall_back_with_one_notice(params: dict[str, str], field: str) -> None:
+    selection, notices = parse_url(params, DEFAULT, **KNOWN)
+    assert getattr(selection, field) == getattr(DEFAULT, field)
+    assert len(notices) == 1 and len(notices[0]) < 200
+
+
+def test_a_near_miss_is_named() -> None:
+    _, notices = parse_url({"a": "thre"}, DEFAULT, **KNOWN)
+    assert "three" in notices[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "A",
+        "C:1:out",
+        "A:-1:out",
+        "A:1:",
+        "A:1:<b>",
+        "A:1:out:x",
+        "A:\u0661:out",
+        "A:9999999:out",
+        "A:1:out\n",
+    ],
+)
+def test_a_broken_node_is_reported(text: str) -> None:
+    assert parse_cell(text) is None
+    selection, notices = parse_url({"node": text}, DEFAULT, **KNOWN)
+    assert selection.cell is None and len(notices) == 1
+
+
+def test_a_long_prompt_is_cut_with_a_notice() -> None:
+    prompt, notices = limit_prompt("x" * (PROMPT_LIMIT + 1))
+    assert len(prompt) == PROMPT_LIMIT and str(PROMPT_LIMIT) in notices[0]
+    assert limit_prompt("short") == ("short", [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "A:1:out",
+        3,
+        [],
+        {},
+        {"panel": 2, "pos": 1, "site": "out"},
+        {"panel": 0, "pos": -1, "site": "out"},
+        {"panel": 0, "pos": 1.5, "site": "out"},
+        {"panel": True, "pos": True, "site": "out"},
+        {"panel": 0, "pos": float("nan"), "site": "out"},
+        {"panel": 0, "pos": 1, "site": "<img>"},
+        {"panel": 0, "pos": 1, "site": None},
+        {"panel": [], "pos": 1, "site": "out"},
+    ],
+)
+def test_what_is_not_a_cell_is_not_read_as_one(value: object) -> None:
+    assert read_cell(value) is None
+
+
+def test_a_cell_of_the_browser_is_read() -> None:
+    assert read_cell({"panel": 1, "pos": 7, "site": "5.mlp"}) == Cell(panel=1, pos=7, site="5.mlp")
+
+
+SITES = [["embed", "0.attn", "0.mlp", "out"], ["embed", "0.attn", "out"]]
+
+
+def test_a_cell_outside_the_traces_is_moved_inside() -> None:
+    cell, notices = fit_cell(Cell(panel=1, pos=99, site="0.mpl"), [5, 4], SITES)
+    assert cell.panel == 1 and cell.pos == 3 and cell.site in SITES[1]
+    assert len(notices) == 2
+    assert fit_cell(Cell(panel=1, pos=2, site="0.mlp"), [5], SITES[:1]) == (
+        Cell(panel=0, pos=2, site="0.mlp"),
+        [],
+    )
+    assert fit_cell(None, [5, 4], SITES) == (Cell(panel=0, pos=4, site="out"), [])
