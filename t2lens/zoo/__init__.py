@@ -1,0 +1,1 @@
+"""Bundled trained models and how they were trained."""
