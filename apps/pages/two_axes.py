@@ -33,6 +33,7 @@ STYLE = """<style>
 [data-testid="stHeader"] {display: none;}
 [data-testid="stVerticalBlock"] {gap: 0.6rem;}
 [data-testid="stForm"] {padding: 0; border: 0;}
+[data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea {min-height: 2.6rem; height: 2.6rem;}
 </style>"""
 
 
