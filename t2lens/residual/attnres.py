@@ -37,6 +37,8 @@ class _State:
 
 
 class AttentionResiduals(ResidualSystem):
+    weights_sum_to_one = True
+
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
         assert isinstance(cfg.residual, AttnRes)

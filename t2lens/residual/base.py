@@ -80,8 +80,11 @@ class ResidualSystem(nn.Module):
     forms: ClassVar[tuple[str, ...]] = ("additive",)
     #: True when the readout is the plain sum of all atoms, so that transformer-lens's residual helpers are right
     is_additive: ClassVar[bool] = False
+    #: whether the depth weights of every read sum to 1
+    weights_sum_to_one: ClassVar[bool] = False
     #: name and range of the gate that `gate()` returns, where the system has one
     gate_label: ClassVar[str | None] = None
+    gate_range: ClassVar[tuple[float, float] | None] = None
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ __all__ = ["DeepDeltaLearning"]
 class DeepDeltaLearning(ResidualSystem):
     forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
     gate_label: ClassVar[str | None] = "beta"
+    gate_range: ClassVar[tuple[float, float] | None] = (0.0, 2.0)
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)

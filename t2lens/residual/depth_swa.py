@@ -36,6 +36,8 @@ class _State:
 
 
 class DepthShortSWA(ResidualSystem):
+    weights_sum_to_one = True
+
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
         assert isinstance(cfg.residual, DepthSWA)

@@ -1,0 +1,321 @@
+"""The labelled record of one forward pass: `trace` makes it, `Trace` holds it, saves it and shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from t2lens.checks import Check, Verification
+from t2lens.files import read_arrays, write_arrays
+from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["Trace", "load_trace", "trace"]
+
+_FORMAT = "t2lens trace 1"
+_TOP = 5  # predicted tokens kept per position
+_LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class Trace:
+    """One forward pass on one sequence, labelled.
+
+    `dataset` is an xarray.Dataset; reads, atoms and sources are coordinates with names, and what does not exist is NaN:
+
+        depth_weight(read, pos, source)        the system's own weights of each read over its sources
+        mixing(read, pos, atom)                effective coefficient of each atom in each read, gates frozen
+        contribution_norm(read, pos, atom)     length of what the atom adds to the read, in units of the stream
+        residual_norm(read, pos)               length of the read;  atom_norm(atom, pos)  length of what was written
+        sequence_attention(layer, head, query, key)   and local_attention where the model has ShortSWA
+        gate(write, pos)                       where the system has gates (DDL: beta, 0..2)
+        loss(pos)                              nats, of the token at pos given those before it (NaN at the first)
+        next_token(pos, k), next_logprob(pos, k)      the likeliest continuations
+
+    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, notices.
+    """
+
+    def __init__(self, dataset: xr.Dataset, meta: dict[str, Any]) -> None:
+        self.dataset = dataset
+        self._meta = meta
+
+    @property
+    def text(self) -> str | None:
+        """The prompt, or None when token ids were given to a model without a tokenizer."""
+        return self._meta["text"]
+
+    @property
+    def tokens(self) -> list[str]:
+        return [str(t) for t in self.dataset["token"].values]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [int(i) for i in self.dataset["token_id"].values]
+
+    @property
+    def model_name(self) -> str:
+        return self._meta["model"]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """`ModelConfig.to_dict()` of the model."""
+        return self._meta["config"]
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences the reader of this trace must see (a truncated prompt, say)."""
+        return self._meta["notices"]
+
+    @property
+    def source_atoms(self) -> dict[str, dict[str, list[str]]]:
+        """read -> source -> names of the atoms that the source holds at that read."""
+        return self._meta["source_atoms"]
+
+    @property
+    def form(self) -> str:
+        """The linear form under which mixing and contributions were accounted for."""
+        return self._meta["form"]
+
+    def verify(self) -> Verification:
+        """The checks this trace was put through when it was made, each with its number and limit."""
+        return Verification.from_list(self._meta["checks"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file (no pickle), complete or not at all; `t2lens.load_trace` reads it."""
+        arrays, words = {}, {}
+        for name, variable in self.dataset.variables.items():
+            if variable.dtype.kind in "fiub":
+                arrays[str(name)] = np.ascontiguousarray(variable.values)
+            else:
+                words[str(name)] = variable.values.astype(str).tolist()
+        dims = {str(name): [str(d) for d in variable.dims] for name, variable in self.dataset.variables.items()}
+        header = {
+            "format": _FORMAT,
+            "dims": json.dumps(dims),
+            "coords": json.dumps([str(c) for c in self.dataset.coords]),
+            "words": json.dumps(words),
+            "variable_attrs": json.dumps({str(n): v.attrs for n, v in self.dataset.variables.items() if v.attrs}),
+            "meta": json.dumps(self._meta),
+        }
+        return write_arrays(Path(path), arrays, header)
+
+    def plot(self, quantity: str = "residual_norm", **kwargs: Any) -> Any:
+        """A plotly figure of one quantity; see `t2lens.viz.figures.plot` for the quantities and options."""
+        from t2lens.viz.figures import plot
+
+        return plot(self, quantity, **kwargs)
+
+    def _repr_html_(self) -> str:
+        from t2lens.viz.page import fragment
+
+        return fragment(self)
+
+    def __repr__(self) -> str:
+        from t2lens.viz.terminal import summary
+
+        return summary(self)
+
+
+def load_trace(path: str | Path) -> Trace:
+    """The trace that `Trace.save` wrote. ValueError in one sentence when the file is something else or damaged."""
+    arrays, header = read_arrays(Path(path))
+    if header.get("format") != _FORMAT:
+        raise ValueError(f"{path} is a safetensors file but not a t2lens trace (format {header.get('format')!r}).")
+    dims, words = json.loads(header["dims"]), json.loads(header["words"])
+    attrs, coords = json.loads(header["variable_attrs"]), set(json.loads(header["coords"]))
+    variables = {
+        name: (dims[name], arrays[name] if name in arrays else np.array(words[name], dtype=object), attrs.get(name, {}))
+        for name in dims
+    }
+    dataset = xr.Dataset(
+        {n: v for n, v in variables.items() if n not in coords}, coords={n: v for n, v in variables.items() if n in coords}
+    )
+    return Trace(dataset, json.loads(header["meta"]))
+
+
+@torch.no_grad()
+def trace(model: Transformer, input: str | Sequence[int] | Tensor, *, form: str = "additive", name: str | None = None) -> Trace:
+    """Run `model` once on one sequence and label everything that moved along both axes.
+
+    Args:
+        input: a text (a BOS token is prepended, as in training), or token ids [pos] or [1, pos], taken as they are.
+            Longer than the context: the end is cut off and `Trace.notices` says so.
+        form: linear form of the accounting, "additive", or "operator" for Deep Delta Learning.
+        name: shown as the model's name; by default the name it was loaded under.
+
+    Raises:
+        ValueError: an empty prompt, more than one sequence, token ids outside the vocabulary, an unknown form.
+
+    Example:
+        >>> import t2lens
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.config.AttnRes())
+        >>> tr = t2lens.trace(t2lens.build(cfg, seed=0), [0, 7, 3, 7, 9])
+        >>> tr.dataset["depth_weight"].sel(read="1.attn", pos=3).dropna("source").values.round(3).tolist()
+        [0.333, 0.333, 0.333]
+        >>> bool(tr.verify())
+        True
+    """
+    tokens, notices = _one_sequence(model, input)
+    record, patterns = ForwardRecord(), {}
+    capture = [(name_, _keep(patterns)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
+    with model.hooks(fwd_hooks=capture):
+        logits = model.forward(tokens, record=record)
+    variables, coords = _variables(model, record, tokens, logits, patterns, form)
+    strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])
+    coords["token"] = ("pos", np.array(strings, dtype=object))
+    coords["token_id"] = ("pos", tokens[0].cpu().numpy())
+    residual = model.residual
+    meta = {
+        "text": input if isinstance(input, str) else None if model.tokenizer is None else model.to_string(tokens[0]),
+        "model": name or getattr(model, "name", None) or model.cfg.residual.kind,
+        "config": model.cfg.to_dict(),
+        "n_params": model.n_params,
+        "form": form,
+        "gate_label": residual.gate_label,
+        "notices": notices,
+        "source_atoms": {site.name: {s.name: list(s.atoms) for s in residual.sources(site)} for site in model.sites},
+        "checks": Verification(tuple(_checks(model, record, logits, form))).to_list(),
+    }
+    return Trace(xr.Dataset(variables, coords=coords), meta)
+
+
+def _one_sequence(model: Transformer, input: Any) -> tuple[Tensor, list[str]]:
+    if isinstance(input, str):
+        if not input.strip():
+            raise ValueError("The prompt is empty: type at least one word.")
+        ids = model.to_tokens(input)
+    else:
+        ids = torch.as_tensor(input)
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.ndim != 2 or ids.shape[0] != 1:
+            raise ValueError(f"A trace is of one sequence, [pos] or [1, pos]; these ids have the shape {list(ids.shape)}.")
+    notices = []
+    if ids.shape[1] > model.cfg.n_ctx:
+        notices.append(f"The prompt has {ids.shape[1]} tokens; the last {ids.shape[1] - model.cfg.n_ctx} are cut off (context {model.cfg.n_ctx}).")
+        ids = ids[:, : model.cfg.n_ctx]
+    return model.prepare(ids)[0], notices
+
+
+def _keep(into: dict[str, Tensor]) -> Any:
+    def hook(tensor: Tensor, *, hook: Any) -> None:
+        into[hook.name] = tensor
+
+    return hook
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """numpy of the trace's dtype: float64 stays, everything narrower becomes float32."""
+    return (x if x.dtype == torch.float64 else x.float()).detach().cpu().numpy()
+
+
+def _variables(
+    model: Transformer, record: ForwardRecord, tokens: Tensor, logits: Tensor, patterns: dict[str, Tensor], form: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    residual, n_pos = model.residual, tokens.shape[1]
+    writes = [step for step in record.steps if step.out is not None]
+    assert record.embed is not None
+    sources = list(dict.fromkeys(s.name for site in model.sites for s in residual.sources(site)))
+    reads = [step.site.name for step in record.steps]
+    dtype = np.float64 if logits.dtype == torch.float64 else np.float32
+    weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
+    for i, step in enumerate(record.steps):
+        own = residual.depth_weights(step.site, step.read_gates)
+        columns = [sources.index(s.name) for s in residual.sources(step.site)]
+        weight[i][:, columns] = 1.0 if own is None else _array(own[0])
+    mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
+    length = mixing.copy()
+    for i, (step, row) in enumerate(mixing_by_read(residual, record, form)):
+        there = step.site.index + 1  # atoms written before this read
+        mixing[i][:, :there] = _array(row[:there, 0].T)
+    for i, (step, share) in enumerate(contributions_by_read(residual, record, form)):
+        there = step.site.index + 1
+        length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
+    logprob = logits[0].double().log_softmax(dim=-1)
+    top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
+    loss = np.full(n_pos, np.nan)
+    loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
+    decode = str if model.tokenizer is None else model.tokenizer.str_token
+    out: dict[str, Any] = {
+        "depth_weight": (("read", "pos", "source"), weight, {"meaning": "the system's own weights of a read"}),
+        "mixing": (("read", "pos", "atom"), mixing, {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"}),
+        "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
+        "residual_norm": (("read", "pos"), np.stack([_array(s.read[0].norm(dim=-1)) for s in record.steps]), {"unit": "stream"}),
+        "atom_norm": (
+            ("atom", "pos"),
+            np.stack([_array(a[0].norm(dim=-1)) for a in (record.embed, *(s.out for s in writes if s.out is not None))]),
+            {"unit": "stream"},
+        ),
+        "loss": ("pos", loss, {"unit": "nats"}),
+        "next_token": (("pos", "k"), np.array([[decode(i) for i in row] for row in top.indices.tolist()], dtype=object)),
+        "next_logprob": (("pos", "k"), top.values.cpu().numpy(), {"unit": "nats"}),
+    }
+    for variable, kind in (("sequence_attention", "attn"), ("local_attention", "local")):
+        grids = [patterns[n] for n in patterns if n.split(".")[2] == kind]
+        if grids:
+            grid = _array(torch.stack(grids)[:, 0])  # [layer, head, query, key]
+            grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
+            dims = ("layer", "head" if kind == "attn" else "local_head", "query", "key")
+            out[variable] = (dims, grid, {"unit": "probability"})
+    gates = [residual.gate(step.write_gates) for step in writes]
+    if all(g is not None for g in gates):
+        out["gate"] = (("write", "pos"), np.stack([_array(g[0]) for g in gates if g is not None]), {"label": residual.gate_label})
+    coords: dict[str, Any] = {
+        "read": np.array(reads, dtype=object),
+        "source": np.array(sources, dtype=object),
+        "atom": np.array(model.atoms, dtype=object),
+        "write": np.array(model.atoms[1:], dtype=object),
+        "pos": np.arange(n_pos),
+        "query": np.arange(n_pos),
+        "key": np.arange(n_pos),
+        "layer": np.arange(model.cfg.n_layers),
+    }
+    return out, coords
+
+
+def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str) -> list[Check]:
+    residual = model.residual
+    limit = _LIMITS[logits.dtype]
+
+    def relative(a: Tensor, b: Tensor) -> float:
+        return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
+
+    worst_sum, worst_mix = 0.0, 0.0
+    assert record.embed is not None
+    atoms = torch.stack([record.embed, *(s.out for s in record.steps if s.out is not None)])
+    share = atoms[:0]
+    for step, share in contributions_by_read(residual, record, form):
+        worst_sum = _worst(worst_sum, relative(share.sum(dim=0), step.read))
+    checks = [Check("recombination", worst_sum, limit, "contributions of every read sum to the recorded read (relative)")]
+    if residual.linear_form(form).scalar():
+        for step, row in mixing_by_read(residual, record, form):
+            worst_mix = _worst(worst_mix, relative((row[: len(atoms), ..., None] * atoms).sum(dim=0), step.read))
+        checks.append(Check("mixing", worst_mix, limit, "the mixing matrix applied to the atoms gives every read (relative)"))
+    # the readout norm's scale is recorded, so logits are linear in the contributions of the last read
+    scale = (record.steps[-1].read.to(torch.float64).square().mean(-1, keepdim=True) + model.cfg.norm_eps).sqrt()
+    shares = (share.double() / scale * model.ln_final.w.double()) @ model.W_U.double()
+    checks.append(Check("logit shares", relative(shares.sum(dim=0), logits.double()), limit, "logits are the sum of per-atom shares (relative)"))
+    if residual.weights_sum_to_one:
+        rows = [residual.depth_weights(s.site, s.read_gates) for s in record.steps]
+        off = [float((w.double().sum(-1) - 1).abs().max()) for w in rows if w is not None]
+        checks.append(Check("depth weights sum to 1", max(off), max(limit, 1e-6), "every row of depth weights sums to 1"))
+    gates = [residual.gate(s.write_gates) for s in record.steps if s.out is not None]
+    if residual.gate_range is not None and gates[0] is not None:
+        low, high = residual.gate_range
+        off = [float(torch.maximum(low - g.min(), g.max() - high).clamp(min=0)) for g in gates if g is not None]
+        checks.append(Check("gate range", max(off), 0.0, f"{residual.gate_label} lies in [{low:g}, {high:g}]"))
+    finite = float(sum(int((~s.read.isfinite()).sum()) for s in record.steps) + int((~logits.isfinite()).sum()))
+    checks.append(Check("finite", finite, 0.0, "number of NaN or infinite entries in reads and logits"))
+    return checks
+
+
+def _worst(a: float, b: float) -> float:
+    """max that keeps NaN, which `max` may drop."""
+    return b if not b <= a else a
