@@ -158,17 +158,19 @@ Object.assign(View.prototype, {
         notes.push([v.toFixed(2), Math.max(g.x + 11, g.x + (k + 0.5) * g.cw), level(row) - 7, "center"]);
     }
     const reads = p.read(this.view.depth, row, pos), left = Math.round(mid - w / 2), side = pos * g.cw > g.cw * g.cols - 70 ? -1 : 1;
-    let braces = 0;
+    const lanes = [];  // brackets that overlap lie side by side
     for (const s of reads) {
       const k = this.shadeRead(s.value), at = s.atoms.map((a) => p.row.get(a)).filter((r) => r !== undefined);
       if (!at.length) continue;
       const lo = Math.min(...at), hi = Math.max(...at), y = level(hi), h = (hi - lo + 1) * g.ch;
-      const many = at.length > 1, x = many ? left + w + 3 + 0 * braces++ : left, a = many ? 6 : w;
+      const many = at.length > 1, free = lanes.findIndex((used) => used.every(([l, u]) => u < lo || hi < l)), lane = free < 0 ? lanes.length : free;
+      if (many) (lanes[lane] = lanes[lane] || []).push([lo, hi]);
+      const x = many ? (side > 0 ? left + w + 3 + 9 * lane : left - 9 - 9 * lane) : left, a = many ? 6 : w;
       frame(x - 0.5, y + 0.5, a + 1, h - 1);
       if (k === "nan") this.hatch(ctx, x, y + 1, a, h - 2);
       else { ctx.fillStyle = css(this.readLut[k]); ctx.fillRect(x, y + 1, a, h - 2); }
-      if (many) { ctx.fillStyle = ink; for (const e of [y + 0.5, y + h - 1.5]) ctx.fillRect(left + 1, e, w + 4, 1); }
-      s.note = [fmt(s.value, 2), side > 0 ? x + a + 4 : left - 4, y + h / 2, side > 0 ? "left" : "right"];
+      if (many) { ctx.fillStyle = ink; for (const e of [y + 0.5, y + h - 1.5]) ctx.fillRect(side > 0 ? left + 1 : x, e, side > 0 ? x - left : left + w - x, 1); }
+      s.note = [fmt(s.value, 2), side > 0 ? x + a + 4 : x - 4, y + h / 2, side > 0 ? "left" : "right"];
     }
     reads.filter((s) => s.note).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 4).forEach((s) => notes.push(s.note));
     for (const [s, x, y, align] of notes) this.text(ctx, s, x, y, { align, size: 10, color: ink, weight: 600, halo: true });

@@ -1,7 +1,6 @@
 """What the two-axis maps need from one or two traces, as one JSON-able dict, and the renderer as one text.
 
-`maps_payload` takes traces (anything with `dataset`, `tokens`, `model_name`, `checks` and `source_atoms`, as
-`t2lens.trace` and `t2lens.load_trace` return) and needs neither torch nor the models. The renderer (`renderer_js`)
+`maps_payload` takes traces, as `t2lens.trace` and `t2lens.load_trace` return them, and needs neither torch nor the models. The renderer (`renderer_js`)
 draws such a payload in the app, in a notebook and in a static page. Everything that any choice of a node can show
 crosses at once, so choosing needs no server.
 
@@ -143,7 +142,7 @@ def _panel(
         "letter": letter,
         "name": str(trace.model_name),
         "subtitle": "",
-        "badge": _badge(trace.checks),
+        "badge": _badge(list(trace.verify())),
         "layers": layers,
         "tokens": [str(token) for token in trace.tokens],
         "rows": ["embed", *sites],
@@ -181,10 +180,13 @@ def _reads(data: Any, key: str, pack: Any) -> dict[str, Any]:
 def _patterns(data: Any) -> dict[str, tuple[np.ndarray, int]]:
     """site -> (head mean of its sequence attention [query, key], number of heads)."""
     found = {}
-    for variable, kind in (("local_attention", "local"), ("sequence_attention", "attn")):
+    for variable, kind, head in (
+        ("local_attention", "local", "local_head"),
+        ("sequence_attention", "attn", "head"),
+    ):
         if variable in data:
-            means = data[variable].mean("head", skipna=False).transpose("layer", "query", "key").values
-            heads = data.sizes["head"] if "head" in data[variable].dims else 1
+            means = data[variable].mean(head, skipna=False).transpose("layer", "query", "key").values
+            heads = data.sizes[head]
             found |= {
                 f"{int(n)}.{kind}": (mean, heads) for n, mean in zip(data["layer"].values, means, strict=True)
             }
@@ -193,11 +195,8 @@ def _patterns(data: Any) -> dict[str, tuple[np.ndarray, int]]:
 
 def _holds(source_atoms: Mapping[str, Any], data: Any) -> dict[str, dict[str, list[str]]]:
     sites = [str(site) for site in data["read"].values]
-    per_read = (
-        source_atoms if all(site in source_atoms for site in sites) else dict.fromkeys(sites, source_atoms)
-    )
     return {
-        site: {str(name): list(atoms) for name, atoms in per_read[site].items() if list(atoms) != [name]}
+        site: {str(name): list(atoms) for name, atoms in source_atoms[site].items() if list(atoms) != [name]}
         for site in sites
     }
 
