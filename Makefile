@@ -13,7 +13,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The build backend of an editable install warns about folders named like the package.
+INSTALL := PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile

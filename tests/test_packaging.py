@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -40,8 +39,9 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def build(source: Path, out: Path, *kinds: str) -> None:
-    run(sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", out, source, cwd=out)
+def build_wheel(source: Path, out: Path, *kind: str) -> Path:
+    run(sys.executable, "-m", "build", "--no-isolation", *kind, "--outdir", out, source, cwd=out)
+    return next(out.glob("*.whl"))
 
 
 def tree(root: Path) -> set[str]:
@@ -73,21 +73,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel built from the checkout, and the sdist."""
-    out = tmp_path_factory.mktemp("built")
-    build(checkout, out, "--wheel", "--sdist")
-    return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"), "--wheel")
 
 
 @pytest.fixture(scope="module")
-def wheel_from_sdist(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("from_sdist")
-    with tarfile.open(built[1]) as archive:
-        archive.extractall(out, filter="data")
-    source = next(path for path in out.iterdir() if path.is_dir())
-    build(source, out, "--wheel")
-    return next(out.glob("*.whl"))
+def wheel_from_sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Told no kind, build makes the sdist first and the wheel from that.
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel_from_sdist"))
 
 
 def install(environment: Path, *what: str | Path) -> list[Path]:
@@ -123,19 +116,19 @@ def test_every_package_has_an_init_file():
     assert [folder for folder in sorted(folders) if f"{folder}/__init__.py" not in files] == []
 
 
-def test_wheel_holds_every_file_of_the_tree(checkout: Path, built: tuple[Path, Path]):
-    files = wheel_files(built[0])
+def test_wheel_holds_every_file_of_the_tree(checkout: Path, wheel: Path):
+    files = wheel_files(wheel)
     assert sorted(files) == sorted(tree(checkout))
     assert "t2lens/py.typed" in files
 
 
-def test_wheel_from_sdist_is_the_same_wheel(built: tuple[Path, Path], wheel_from_sdist: Path):
-    assert wheel_files(wheel_from_sdist) == wheel_files(built[0])
+def test_wheel_from_sdist_is_the_same_wheel(wheel: Path, wheel_from_sdist: Path):
+    assert wheel_files(wheel_from_sdist) == wheel_files(wheel)
 
 
-def test_installed_wheel_imports_under_one_name(built: tuple[Path, Path], tmp_path: Path):
+def test_installed_wheel_imports_under_one_name(wheel: Path, tmp_path: Path):
     environment = tmp_path / "env"
-    folders = install(environment, built[0])
+    folders = install(environment, wheel)
     assert all(folder.is_relative_to(environment.resolve()) for folder in folders), folders
 
 
