@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (  # lowest first; modules of one layer may import each other
-    {"t2lens.hooks"},
+    {"t2lens.hooks", "t2lens.checks", "t2lens.files"},
     {"t2lens.config", "t2lens.ordered_attention", "t2lens.sublayers", "t2lens.residual", "t2lens.text"},
     {"t2lens.mixing"},
     {"t2lens.model"},
