@@ -1,0 +1,1 @@
+"""Numbers computed from traces and models: what pictures, tables and files show."""
