@@ -24,7 +24,7 @@ demo: $(VENV)/.ready-demo
 
 # Timing tests measure one thing against another, so they come first and alone; everything else shares two workers.
 # One thread each: the models under test are tiny.
-test: $(VENV)/.ready-dev browser lint
+test: browser $(VENV)/.ready-dev lint
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -m timing || [ $$? -eq 5 ]  # 5: no such test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -m "not timing" -n 2 --dist loadfile
 
