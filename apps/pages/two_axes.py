@@ -6,6 +6,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.analysis.quantities import QUANTITIES
 from t2lens.apps import loaders
 from t2lens.apps.components.maps import maps
 from t2lens.apps.state import (
@@ -19,7 +20,7 @@ from t2lens.apps.state import (
     parse_url,
     read_cell,
 )
-from t2lens.viz.payload import DEPTH, QUANTITIES, maps_payload
+from t2lens.viz.payload import DEPTH, maps_payload
 
 __all__ = ["two_axes"]
 

@@ -115,8 +115,7 @@ Object.assign(View.prototype, {
     const g = (m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true }), H = g.y + rows * ch + strip.height + 4;
     const ctx = this.fit(m.base, W, H);
     this.fit(m.over, W, H);
-    const absent = p.absent[q.key], empty = absent || !p.grid[q.key];
-    const blank = p.rows.map((_, r) => r === 0 || empty || Array.from({ length: p.T }, (__, c) => p.value(q.key, r, c)).every(Number.isNaN));
+    const absent = p.absent[q.key], blank = p.rows.map((_, r) => p.why(q.key, r) !== "");
     this.cells(ctx, g, this.lut[q.signed ? "both" : "cool"], (c, r) => (blank[r] ? null : this.shade(p.value(q.key, r, c), q.lo, q.hi)),
       (c, r) => (blank[r] ? NaN : p.value(q.key, r, c)));
     if (q.above) for (let r = 1; r < rows; r++) for (let c = 0; c < p.T; c++) if (p.value(q.key, r, c) > q.hi) this.corner(ctx, g, c, r);
@@ -126,11 +125,11 @@ Object.assign(View.prototype, {
       this.text(ctx, name, x - 6, y, { align: "right", ...(r === row && { color: this.colors.ink, weight: 700 }) });
     });
     this.positions(ctx, p, g, strip, pos);
-    if (empty) this.text(ctx, absent || "not in this trace", x + (p.T * cw) / 2, g.y + (rows * ch) / 2, { size: 13, halo: true });
+    if (absent) this.text(ctx, absent, x + (p.T * cw) / 2, g.y + (rows * ch) / 2, { size: 13, halo: true });
     this.cross(ctx, g, p, row, pos);
     const own = p.sequence[site], mode = this.mode.label.toLowerCase();
     m.why.textContent = site === "embed" ? "embed is written, not read: it has no cross."
-      : `Down: what ${site} reads in depth (${mode}). ` + (own ? `Left: where it looks in the sequence (mean of ${p.heads[site]} heads).`
+      : `Down: what ${site} reads in depth (${mode}). ` + (own ? `Left: where it looks in the sequence (${p.headNote(site)}).`
         : `No arm to the left: ${site} reads only its own position.`);
     m.base.setAttribute("aria-label", `Model ${p.letter}, ${p.name}: map of ${q.label} by position and depth. ` +
       `Chosen: ${site} at position ${pos}, token ${glyphs(p.tokens[pos])}. Arrow keys move.`);
@@ -146,23 +145,24 @@ Object.assign(View.prototype, {
     const frame = (x, y, a, b) => { ctx.lineWidth = 3; ctx.strokeStyle = paper; ctx.strokeRect(x, y, a, b); ctx.lineWidth = 1; ctx.strokeStyle = ink; ctx.strokeRect(x, y, a, b); };
     const level = (r) => g.y + (g.rows - 1 - r) * g.ch;
     if (p.sequence[p.rows[row]]) {
-      frame(g.x - 0.5, level(row) - 0.5, (pos + 1) * g.cw + 1, g.ch + 1);
-      const best = [];
-      for (let k = 0; k <= pos; k++) {
+      const first = Math.max(0, pos + 1 - (p.windows[p.rows[row]] || pos + 1)), best = [];
+      frame(g.x + first * g.cw - 0.5, level(row) - 0.5, (pos + 1 - first) * g.cw + 1, g.ch + 1);
+      for (let k = first; k <= pos; k++) {
         const v = p.attention(p.rows[row], pos, k), s = this.shadeWeight(v), [x, y, a, b] = this.rect(g, k, row);
         if (s === "nan") { ctx.fillStyle = paper; ctx.fillRect(x, y, a, b); this.hatch(ctx, x, y, a, b); continue; }
         ctx.fillStyle = css(warm[s]); ctx.fillRect(x, y, a, b);
         best.push([v, k]);
       }
-      for (const [v, k] of best.sort((a, b) => b[0] - a[0]).slice(0, 3)) if (v >= 0.08 && k < pos)
+      for (const [v, k] of best.sort((a, b) => b[0] - a[0]).slice(0, 4)) if (v >= 0.08 && k < pos)
         notes.push([v.toFixed(2), Math.max(g.x + 11, g.x + (k + 0.5) * g.cw), level(row) - 7, "center"]);
     }
     const reads = p.read(this.view.depth, row, pos), left = Math.round(mid - w / 2), side = pos * g.cw > g.cw * g.cols - 70 ? -1 : 1;
     const lanes = [];  // brackets that overlap lie side by side
-    for (const s of reads) {
-      const k = this.shadeRead(s.value), at = s.atoms.map((a) => p.row.get(a)).filter((r) => r !== undefined);
-      if (!at.length) continue;
-      const lo = Math.min(...at), hi = Math.max(...at), y = level(hi), h = (hi - lo + 1) * g.ch;
+    const even = reads.length > 1 && reads.every((s) => s.value === reads[0].value);
+    const spans = reads.map((s) => [s, s.atoms.map((a) => p.row.get(a)).filter((r) => r !== undefined)]).filter(([, at]) => at.length);
+    const nested = spans.some(([s, at]) => at.length > 1 && spans.some(([o, other]) => o !== s && other.length > 1 && at.includes(other[0])));
+    for (const [s, at] of spans.sort((a, b) => Math.max(...b[1]) - Math.max(...a[1]))) {
+      const k = this.shadeRead(s.value), lo = Math.min(...at), hi = Math.max(...at), y = level(hi), h = (hi - lo + 1) * g.ch;
       const many = at.length > 1, free = lanes.findIndex((used) => used.every(([l, u]) => u < lo || hi < l)), lane = free < 0 ? lanes.length : free;
       if (many) (lanes[lane] = lanes[lane] || []).push([lo, hi]);
       const x = many ? (side > 0 ? left + w + 3 + 9 * lane : left - 9 - 9 * lane) : left, a = many ? 6 : w;
@@ -170,10 +170,14 @@ Object.assign(View.prototype, {
       if (k === "nan") this.hatch(ctx, x, y + 1, a, h - 2);
       else { ctx.fillStyle = css(this.readLut[k]); ctx.fillRect(x, y + 1, a, h - 2); }
       if (many) { ctx.fillStyle = ink; for (const e of [y + 0.5, y + h - 1.5]) ctx.fillRect(side > 0 ? left + 1 : x, e, side > 0 ? x - left : left + w - x, 1); }
-      s.note = [fmt(s.value, 2), side > 0 ? x + a + 4 : x - 4, y + h / 2, side > 0 ? "left" : "right"];
+      s.note = [fmt(s.value, 2), side > 0 ? x + a + 4 : x - 4, y + (nested ? g.ch : h) / 2, side > 0 ? "left" : "right"];
     }
-    reads.filter((s) => s.note).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 4).forEach((s) => notes.push(s.note));
-    for (const [s, x, y, align] of notes) this.text(ctx, s, x, y, { align, size: 10, color: ink, weight: 600, halo: true });
+    const ranked = reads.filter((s) => s.note).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, even ? 1 : 4);
+    if (even && ranked.length) ranked[0].note[0] += ` each (${reads.length})`;
+    const near = (m, n) => m !== n && Math.abs(m[2] - n[2]) < 9 && Math.abs(m[1] - n[1]) < 26;
+    const placed = [];
+    for (const n of [...ranked.map((s) => s.note), ...notes]) if (!placed.some((m) => near(m, n))) placed.push(n);
+    for (const [s, x, y, align] of placed) this.text(ctx, s, x, y, { align, size: 10, color: ink, weight: 600, halo: true });
   },
 
   depth(m) {
@@ -202,10 +206,10 @@ Object.assign(View.prototype, {
     const strip = { ...words, every: Math.max(1, Math.ceil(11.5 / cell)) }, H = g.y + size + strip.height + 4;
     const ctx = this.fit(m.base, W, H);
     this.fit(m.over, W, H);
-    m.h.sub.textContent = at ? `${at} looks back, mean of ${p.heads[at]} heads` : "";
+    m.h.sub.textContent = at ? `${at} looks back, ${p.headNote(at)}` : "";
     if (!at) { m.geom = null; m.why.textContent = "no sequence attention in this trace"; return; }
-    this.mask(ctx, x, g.y, size, size, (px, py) => py < px - cell * 0.5);
-    this.cells(ctx, g, this.lut.warm, (c, r) => (c > r ? null : this.shadeWeight(p.attention(at, r, c))), (c, r) => p.attention(at, r, c));
+    this.mask(ctx, x, g.y, size, size, (px, py) => p.masked(at, Math.floor(py / cell), Math.floor(px / cell)));
+    this.cells(ctx, g, this.lut.warm, (c, r) => (p.masked(at, r, c) ? null : this.shadeWeight(p.attention(at, r, c))), (c, r) => p.attention(at, r, c));
     this.positions(ctx, p, g, strip, pos);
     strip.words.forEach((word, r) => {
       if (r !== pos && (r % strip.every || Math.abs(r - pos) * cell < 11)) return;

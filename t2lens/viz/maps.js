@@ -22,7 +22,8 @@ class Panel {
     }));
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
   }
-  value(key, row, pos) { return row < 1 || !this.grid[key] ? NaN : this.grid[key][(row - 1) * this.T + pos]; }
+  value(key, row, pos) { return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN; }
+  why(key, row) { return this.absent[key] || (this.missing[key] || {})[this.rows[row]] || ""; }
   // what the read at `row` (1.. = sites) takes: [{name, index, value, atoms}]
   read(mode, row, pos) {
     const r = this.reads[mode];
@@ -37,7 +38,13 @@ class Panel {
     for (let i = this.row.get(site); i > 0; i--) if (this.sequence[this.rows[i]]) return this.rows[i];
     return this.rows.find((name) => this.sequence[name]);
   }
-  attention(site, q, k) { return k > q || !this.sequence[site] ? NaN : this.sequence[site][(q * (q + 1)) / 2 + k]; }
+  attention(site, q, k) { return this.masked(site, q, k) || !this.sequence[site] ? NaN : this.sequence[site][(q * (q + 1)) / 2 + k]; }
+  // why query q cannot see key k, or ""
+  masked(site, q, k) {
+    const w = this.windows[site];
+    return k > q ? "masked: a later position" : w && q - k >= w ? `masked: outside the window of ${w}` : "";
+  }
+  headNote(site) { return this.heads[site] === 1 ? "1 head" : `mean of ${this.heads[site]} heads`; }
   // a site of another model: by name, else by relative depth and kind
   same(site, other) {
     if (this.row.has(site)) return site;
@@ -70,7 +77,7 @@ class View {
   update(payload, onSelect) {
     this.onSelect = onSelect || (() => {});
     if (payload.rev === this.rev) { this.draw(); return; }
-    Object.assign(this, { rev: payload.rev, payload, view: { ...payload.view } });
+    Object.assign(this, { rev: payload.rev, payload, view: { ...payload.view }, trail: [] });
     this.panels = payload.panels.map((p) => new Panel(p));
     this.box.classList.toggle("one", this.panels.length === 1);
     this.build();
@@ -153,9 +160,12 @@ class View {
   site(i) { const p = this.panels[i]; return p === this.here ? this.view.site : p.same(this.view.site, this.here); }
   clamp(i) { return Math.min(this.view.pos, this.panels[i].T - 1); }
   select(cell, later) {
+    const { panel: p0, pos: t0, site: s0 } = this.view;
     Object.assign(this.view, cell);
-    this.draw();
     const { panel, pos, site } = this.view;
+    if (panel === p0 && pos === t0 && site === s0) return;
+    if (!later) this.trail = [...this.trail.slice(-3), { panel: p0, pos: t0, site: s0 }];
+    this.draw();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.onSelect("cell", { panel, pos, site }), later ? 180 : 0);
   }
@@ -204,12 +214,13 @@ class View {
     this.panels.forEach((p, j) => {
       const here = j === i ? site : p.same(site, from), row = p.row.get(here);
       const v = pos < p.T ? p.value(q.key, row, pos) : NaN;
-      const missing = site === "embed" ? "the embedding is written, not read" : p.absent[q.key] || (Number.isNaN(v) ? "no value" : "");
-      lines.push(`${p.letter}${here === site ? "" : ` (${here})`}   ${q.label} ${Number.isNaN(v) ? missing : this.exact(v)}${Number.isNaN(v) ? "" : q.unit && ` ${q.unit}`}`);
+      lines.push(`${p.letter}${here === site ? "" : ` (${here})`}   ${q.label}: ` +
+        (pos >= p.T ? "no such position" : p.why(q.key, row) || `${this.exact(v)}${q.unit && ` ${q.unit}`}`));
       const chosen = this.site(j), row0 = p.row.get(chosen), t = this.clamp(j);
       if (pos === t && row < row0) for (const s of p.read(this.view.depth, row0, t))
         if (s.atoms.includes(here)) lines.push(`     ${chosen} reads ${s.name}: ${this.exact(s.value)}`);
-      if (here === chosen && pos <= t && p.sequence[chosen]) lines.push(`     position ${t} reads position ${pos}: ${this.exact(p.attention(chosen, t, pos))}`);
+      if (here === chosen && pos <= t && p.sequence[chosen])
+        lines.push(`     position ${t} reads position ${pos}: ${p.masked(chosen, t, pos) || this.exact(p.attention(chosen, t, pos))}`);
     });
     return lines;
   }
@@ -228,7 +239,7 @@ class View {
     const from = this.panels[m.i], lines = [`query ${r} ${glyphs(from.tokens[r])}   key ${c} ${glyphs(from.tokens[c])}`];
     this.panels.forEach((p, j) => {
       const site = p.lookAt(this.site(j)), v = p.attention(site, r, c);
-      lines.push(`${p.letter}   ${site}   ${c > r ? "masked: a later position" : this.exact(v)}`);
+      lines.push(`${p.letter}   ${site}   ${p.masked(site, r, c) || this.exact(v)}`);
     });
     return lines;
   }

@@ -6,6 +6,13 @@ View.prototype.detail = function () {
   const top = el("div", "top", undefined, box), line = el("div", "big", `${this.view.site} `, top);
   el("span", "sub", ` at position ${pos0} `, line);
   el("span", "tok", glyphs(first.tokens[pos0]), line);
+  if (this.trail.length) {  // where one came from: any of the last choices, or one step back
+    const walk = el("div", "walk", undefined, top);
+    this.trail.forEach((cell, k) => {
+      if (k) el("span", "", " \u2192 ", walk);
+      el("button", "", `${cell.site}@${cell.pos}`, walk).onclick = () => { this.trail = this.trail.slice(0, k); this.select(cell, true); };
+    });
+  }
   this.panels.forEach((p, i) => this.half(el("section", "", undefined, box), p, i));
   this.box.dataset.cell = JSON.stringify({ panel: this.view.panel, pos: pos0, site: this.view.site });
 };
@@ -37,10 +44,8 @@ View.prototype.half = function (parent, p, i) {
   parent.dataset.node = p.letter;
   h.style.marginBottom = "3px";
   if (pos !== this.view.pos) el("p", "why", `has ${p.T} positions; shown: ${pos}`, parent);
-  this.table(parent, ["at this node", ""], this.payload.quantities.map((q) => {
-    const v = p.value(q.key, row, pos), none = p.absent[q.key] || (site === "embed" ? "written, not read" : "no value");
-    return [q.label, null, null, Number.isNaN(v) ? (p.absent[q.key] ? "none" : none === "no value" ? "\u2013" : none) : `${fmt(v)}${q.unit ? ` ${q.unit}` : ""}`];
-  })).dataset.table = "node";
+  const shown = this.payload.quantities.filter((q) => !p.why(q.key, row));
+  this.table(parent, ["at this node", ""], shown.map((q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`])).dataset.table = "node";
 
   const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
   const by = (mode) => p.read(mode, row, pos).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));

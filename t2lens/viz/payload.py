@@ -19,13 +19,13 @@ The payload:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
         rows        ["embed", site, ..., "out"], bottom to top
-        grids       {quantity: array [site, pos]}, NaN = no value
-        absent      {quantity: why the whole map is missing}
+        grids       {quantity: array [row, pos]}
+        missing     {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
         reads       {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
                     names of the sources that exist for read r; values = array [sum of len(columns[r]), pos]
         holds       {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
         sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
-        heads       {site: number of heads}
+        heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
         next        [pos][k] = [token, log probability in nats], or null
     array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}
 """
@@ -41,6 +41,8 @@ from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
+
+from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
 
 __all__ = ["maps_payload", "renderer_js", "triangle"]
 
@@ -97,12 +99,12 @@ def maps_payload(
         raise ValueError(
             f"Reads from depth are {', '.join(DEPTH)}, not {', '.join(sorted(unknown)) or 'nothing'}."
         )
-    grids = [quantity_grids(trace) for trace in traces]
+    grids = [{key: grid(trace, key) for key in QUANTITIES} for trace in traces]
     panels = [
         _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence)
         for i, trace in enumerate(traces)
     ]
-    quantities = [_quantity_range(key, [grid[key][0] for grid in grids]) for key in QUANTITIES]
+    quantities = [_quantity_range([each[key] for each in grids]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
     panel, pos, site = cell or (0, len(panels[0]["tokens"]) - 1, "out")
@@ -128,7 +130,7 @@ def triangle(pattern: np.ndarray) -> np.ndarray:
 def _panel(
     letter: str,
     trace: Any,
-    grids: Mapping[str, tuple[np.ndarray | None, str]],
+    grids: Mapping[str, Grid],
     precision: str,
     reads: Sequence[str],
     sequence: bool,
@@ -137,7 +139,7 @@ def _panel(
     sites = [str(site) for site in data["read"].values]
     layers = 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
     pack = functools.partial(_array, precision=precision)
-    patterns = _patterns(data) if sequence else {}
+    patterns = attention_of(trace) if sequence else {}
     return {
         "letter": letter,
         "name": str(trace.model_name),
@@ -146,12 +148,14 @@ def _panel(
         "layers": layers,
         "tokens": [str(token) for token in trace.tokens],
         "rows": ["embed", *sites],
-        "grids": {key: pack(grid) for key, (grid, _) in grids.items() if grid is not None},
-        "absent": {key: why for key, (grid, why) in grids.items() if grid is None},
-        "reads": {key: _reads(data, key, pack) for key in reads if DEPTH[key][0] in data},
+        "grids": {key: pack(grid.values) for key, grid in grids.items() if not grid.absent},
+        "missing": {key: grid.missing for key, grid in grids.items() if not grid.absent},
+        "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
+        "reads": {key: _reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
         "holds": _holds(trace.source_atoms, data),
-        "sequence": {site: pack(triangle(pattern)) for site, (pattern, _) in patterns.items()},
-        "heads": {site: heads for site, (_, heads) in patterns.items()},
+        "sequence": {site: pack(triangle(heads.mean(axis=0))) for site, heads in patterns.items()},
+        "heads": {site: len(heads) for site, heads in patterns.items()},
+        "windows": _windows(trace.config, patterns),
         "next": _next_tokens(data),
     }
 
@@ -165,32 +169,30 @@ def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
     }
 
 
-def _reads(data: Any, key: str, pack: Any) -> dict[str, Any]:
+def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> dict[str, Any]:
     variable, column, _, what = DEPTH[key]
-    values = data[variable].transpose("read", column, "pos").values
+    held: dict[str, set[tuple[str, ...]]] = {}
+    for per_read in source_atoms.values():
+        for name, atoms in per_read.items():
+            held.setdefault(name, set()).add(tuple(atoms))
+    # sources that hold other atoms at other reads (a partial sum, a carried state) come last
+    order = sorted(
+        range(data.sizes[column]), key=lambda i: len(held.get(str(data[column].values[i]), ())) > 1
+    )
+    values = data[variable].isel({column: order}).transpose("read", column, "pos").values
     exists = ~np.isnan(values).all(axis=-1)  # NaN at every position: there is no such source
     return {
-        "names": [str(name) for name in data[column].values],
+        "names": [str(name) for name in data[column].values[order]],
         "columns": [np.flatnonzero(row).tolist() for row in exists],
         "values": pack(values[exists]),
         "what": what,
     }
 
 
-def _patterns(data: Any) -> dict[str, tuple[np.ndarray, int]]:
-    """site -> (head mean of its sequence attention [query, key], number of heads)."""
-    found = {}
-    for variable, kind, head in (
-        ("local_attention", "local", "local_head"),
-        ("sequence_attention", "attn", "head"),
-    ):
-        if variable in data:
-            means = data[variable].mean(head, skipna=False).transpose("layer", "query", "key").values
-            heads = data.sizes[head]
-            found |= {
-                f"{int(n)}.{kind}": (mean, heads) for n, mean in zip(data["layer"].values, means, strict=True)
-            }
-    return found
+def _windows(config: Mapping[str, Any], sites: Mapping[str, Any]) -> dict[str, int]:
+    part = {"attn": config.get("attention") or {}, "local": config.get("local") or {}}
+    windows = {site: part[site.split(".")[1]].get("window") for site in sites}
+    return {site: window for site, window in windows.items() if window is not None}
 
 
 def _holds(source_atoms: Mapping[str, Any], data: Any) -> dict[str, dict[str, list[str]]]:
@@ -219,13 +221,21 @@ def _next_tokens(data: Any) -> list[list[list[Any]]] | None:
     return [[[str(w), float(v)] for w, v in zip(*row, strict=True)] for row in zip(words, logs, strict=True)]
 
 
-def _quantity_range(key: str, grids: Sequence[np.ndarray | None]) -> dict[str, Any]:
-    label, unit, signed = QUANTITIES[key]
-    finite = np.concatenate(
-        [grid[np.isfinite(grid)].ravel() for grid in grids if grid is not None] or [np.zeros(0)]
-    )
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    return {"key": key, "label": label, "unit": unit, "signed": signed, "lo": low, "hi": high, "above": 0}
+def _quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
+    """The menu entry of one quantity and its range over all panels: its own limits, or least to largest value. A few values
+    far above all others (a start token's norm, say) are left above the range, marked and counted."""
+    shown = next((grid for grid in grids if not grid.absent), grids[0])
+    low, high = shown.limits
+    values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
+    if low is None or high is None:
+        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+        most = float(np.quantile(values, 0.98)) if values.size else high
+        high = most if high - low > 3 * (most - low) > 0 else high
+    signed = shown.quantity.scale == "diverging"
+    if signed:
+        low, high = -max(-low, high), max(-low, high)
+    entry = {"key": shown.quantity.key, "label": shown.quantity.label, "unit": shown.quantity.unit}
+    return entry | {"signed": signed, "lo": low, "hi": high, "above": int((values > high).sum())}
 
 
 def _depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:
@@ -234,38 +244,3 @@ def _depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:
     finite = np.concatenate([values[np.isfinite(values)].ravel() for values in all_values] or [np.zeros(0)])
     high = float(np.abs(finite).max()) if finite.size else 1.0
     return {"key": key, "label": label, "signed": bool((finite < 0).any()), "hi": high or 1.0}
-
-
-QUANTITIES = {
-    "residual_norm": ("residual norm", "", False),
-    "gate": ("gate", "", False),
-    "depth_entropy": ("depth entropy", "nats", False),
-    "depth_lookback": ("look-back in depth", "layers", False),
-    "sequence_lookback": ("look-back in the sequence", "positions", False),
-}
-
-
-def quantity_grids(trace: Any) -> dict[str, tuple[np.ndarray | None, str]]:
-    data = trace.dataset
-    sites = [str(s) for s in data["read"].values]
-    n, t = len(sites), len(trace.tokens)
-    out: dict[str, tuple[np.ndarray | None, str]] = {"residual_norm": (data["residual_norm"].values, "")}
-    if "gate" in data:
-        gate = np.full((n, t), np.nan)
-        for i, name in enumerate(data["write"].values):
-            gate[sites.index(str(name))] = data["gate"].values[i]
-        out["gate"] = (gate, "")
-    else:
-        out["gate"] = (None, "no gates in this system")
-    w = np.abs(np.nan_to_num(data["mixing"].transpose("read", "pos", "atom").values))
-    p = w / np.maximum(w.sum(-1, keepdims=True), 1e-12)
-    out["depth_entropy"] = (-(p * np.log(np.maximum(p, 1e-12))).sum(-1), "")
-    depth = np.array([-1, *[int(s.split(".")[0]) for s in sites[:-1]]])
-    at = np.array([*[int(s.split(".")[0]) for s in sites[:-1]], depth[-1] + 1])
-    out["depth_lookback"] = ((p * (at[:, None, None] - depth)).sum(-1), "")
-    look = np.full((n, t), np.nan)
-    for site, (pattern, _) in _patterns(data).items():
-        q = np.arange(t)
-        look[sites.index(site)] = (np.nan_to_num(pattern) * (q[:, None] - q)).sum(-1)
-    out["sequence_lookback"] = (look, "")
-    return out
