@@ -1,8 +1,8 @@
-"""Quantities of a trace on the grid of both axes: one number per site and position, with its unit and its meaning.
+"""Quantities of a trace on the grid of both axes: one number per site and position, with unit and meaning.
 
-The grid has a row per site, `embed` first and `out` last, and a column per position. Where a quantity has no value
-the grid holds NaN and says why: for a row (`Grid.missing`) or for the whole trace (`Grid.absent`). A NaN that no reason
-covers came out of the model itself.
+The grid has a row per site, `embed` first and `out` last, and a column per position. Where a quantity has no
+value the grid holds NaN and says why: for a row (`Grid.missing`) or for the whole trace (`Grid.absent`). A NaN
+that no reason covers came out of the model itself.
 
 Everything here is numpy on the arrays of `Trace.dataset`; no model and no torch are needed.
 """
@@ -19,7 +19,7 @@ import numpy as np
 __all__ = ["QUANTITIES", "Grid", "Quantity", "attention_of", "grid", "quantity"]
 
 _OFF = 1e-2
-"""How far from 1 the sum of weights may lie and still be called a distribution: bfloat16 sums of 100 weights pass."""
+"""How far from 1 the sum of weights may lie and still be called a distribution: wide enough for bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,13 @@ def quantity(key: str) -> Quantity:
 
 
 def grid(trace: Any, key: str) -> Grid:
-    """The quantity `key` of a trace at every site and position. KeyError for an unknown key (it names the nearest).
+    """The quantity `key` of a trace at every site and position. KeyError for an unknown key names the nearest.
 
     Example:
         >>> import t2lens
         >>> from t2lens.analysis.quantities import grid
-        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.config.AttnRes())
+        >>> system = t2lens.config.AttnRes()
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=system)
         >>> tr = t2lens.trace(t2lens.build(cfg, seed=0), [0, 7, 3])
         >>> sources = grid(tr, "effective_sources")  # weights start uniform over embed, 0.attn, ...
         >>> dict(zip(sources.sites, sources.values[:, 2].round(3).tolist()))
@@ -85,7 +86,7 @@ def grid(trace: Any, key: str) -> Grid:
 
 
 def attention_of(trace: Any) -> dict[str, np.ndarray]:
-    """site -> its attention over positions [head, query, key], NaN at later positions; sites in reading order."""
+    """site -> attention over positions [head, query, key], NaN at later keys; sites in reading order."""
     data = trace.dataset
     found = {}
     for variable, kind, head in (
@@ -99,7 +100,7 @@ def attention_of(trace: Any) -> dict[str, np.ndarray]:
     return {site: found[site] for site in _sites(trace) if site in found}
 
 
-# --- shared pieces -----------------------------------------------------------------------------------------------
+# --- shared pieces -----------------------------------------------------------------------------------
 
 
 def _sites(trace: Any) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def _shares(trace: Any) -> np.ndarray:
-    """[read, pos, atom]: share of each atom in the summed length of all contributions to a read; 0 = not yet written."""
+    """[read, pos, atom]: share of each atom in the summed length of the contributions; 0: not yet written."""
     length = trace.dataset["contribution_norm"].transpose("read", "pos", "atom").values
     written = np.arange(length.shape[2]) <= np.arange(length.shape[0])[:, None]  # atom 0 is embed
     length = np.where(written[:, None, :], length, 0)
@@ -145,7 +146,7 @@ def _per_block(trace: Any) -> float:
     return len(sites) / len({site.split(".")[0] for site in sites})
 
 
-# --- the quantities ----------------------------------------------------------------------------------------------
+# --- the quantities ----------------------------------------------------------------------------------
 
 
 def _residual_norm(trace: Any, about: Quantity) -> Grid:
@@ -185,7 +186,7 @@ def _gate(trace: Any, about: Quantity) -> Grid:
 
 _GATE_LIMITS: dict[str, tuple[float | None, float | None]] = {"beta": (0.0, 2.0)}
 _GATE_MEANING = {
-    "beta": "Deep Delta Learning's beta: 0 leaves the state alone, 1 overwrites along the direction, 2 reflects."
+    "beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along a direction, 2 reflects."
 }
 
 
@@ -276,7 +277,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="write_norm",
             label="write size",
             unit="",
-            meaning="Length of what the site writes: the norm of the raw sublayer output (at embed: of the embedding).",
+            meaning="Length of the raw sublayer output that the site writes (at embed: of the embedding).",
         ),
     ),
     (
@@ -294,7 +295,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="depth_entropy",
             label="depth entropy",
             unit="nats",
-            meaning="Shannon entropy of the system's own depth weights of the read, where they are a distribution.",
+            meaning="Shannon entropy of the own depth weights of the read, where they are a distribution.",
         ),
     ),
     (
@@ -303,7 +304,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="effective_sources",
             label="effective sources",
             unit="sources",
-            meaning="exp(entropy) of the system's own depth weights: over how many sources the read spreads.",
+            meaning="exp(entropy) of the own depth weights: over how many sources the read spreads.",
         ),
     ),
     (
@@ -312,8 +313,8 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="effective_atoms",
             label="effective atoms",
             unit="atoms",
-            meaning="exp(entropy) of the contributions' shares of length: over how many atoms the read spreads; every "
-            "system has it, and it compares across systems.",
+            meaning="exp(entropy) of the contributions' shares of length: over how many atoms the read "
+            "spreads; every system has it, and it compares across systems.",
         ),
     ),
     (
@@ -322,8 +323,8 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="depth_lookback",
             label="look-back in depth",
             unit="layers",
-            meaning="Mean distance from the read to the atoms in it, weighted by the share of each contribution's "
-            "length. The latest write is one sublayer back; a layer is one block of sublayers.",
+            meaning="Mean distance from the read to the atoms in it, weighted by the share of each "
+            "contribution's length. The latest write is one sublayer back; a layer is one block of sublayers.",
         ),
     ),
     (
@@ -332,7 +333,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="sequence_lookback",
             label="look-back in the sequence",
             unit="positions",
-            meaning="Mean distance from the query to the keys, weighted by the site's attention, mean over heads.",
+            meaning="Mean distance from query to keys, weighted by the attention of the site, mean over heads.",
         ),
     ),
 )
