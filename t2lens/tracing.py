@@ -23,7 +23,7 @@ __all__ = ["Trace", "load_trace", "trace"]
 
 _FORMAT = "t2lens trace 1"
 _TOP = 5  # predicted tokens kept per position
-_LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 class Trace:
@@ -282,7 +282,7 @@ def _variables(
 
 def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str) -> list[Check]:
     residual = model.residual
-    limit = _LIMITS[logits.dtype]
+    limit = LIMITS[logits.dtype]
 
     def relative(a: Tensor, b: Tensor) -> float:
         return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))

@@ -141,7 +141,9 @@ class DeepDeltaLearning(ResidualSystem):
         return gates["direction"] * gates["size"].to(out.dtype)
 
     def write(self, state: Tensor, site: Site, atom: Tensor, gates: Gates) -> Tensor:
-        return state + self._outer(atom, gates["delta"].to(atom.dtype))
+        # in float32 at least: delta is as large as 1 / |F|, which half precision cannot hold where F is (nearly) zero
+        step = self._outer(wide(atom), gates["delta"])
+        return state + step.to(state.dtype)
 
     def linear_form(self, form: str) -> ResidualSystem:
         super().linear_form(form)
