@@ -1,8 +1,8 @@
 """Quantities of a trace on the grid of both axes: one number per site and position, with unit and meaning.
 
 The grid has a row per site, `embed` first and `out` last, and a column per position. Where a quantity has no
-value the grid holds NaN and says why: for a row (`Grid.missing`) or for the whole trace (`Grid.absent`). A NaN
-that no reason covers came out of the model itself.
+value the grid holds NaN and says why: for a row (`Grid.missing`) or for the whole trace (`Grid.absent`). A
+NaN that no reason covers came out of the model itself.
 
 Everything here is numpy on the arrays of `Trace.dataset`; no model and no torch are needed.
 """
@@ -67,7 +67,7 @@ def quantity(key: str) -> Quantity:
 
 
 def grid(trace: Any, key: str) -> Grid:
-    """The quantity `key` of a trace at every site and position. KeyError for an unknown key names the nearest.
+    """The quantity `key` of a trace at every site and position. KeyError names the nearest key.
 
     Example:
         >>> import t2lens
@@ -186,7 +186,7 @@ def _gate(trace: Any, about: Quantity) -> Grid:
 
 _GATE_LIMITS: dict[str, tuple[float | None, float | None]] = {"beta": (0.0, 2.0)}
 _GATE_MEANING = {
-    "beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along a direction, 2 reflects."
+    "beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along k, 2 reflects."
 }
 
 
@@ -324,7 +324,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             label="look-back in depth",
             unit="layers",
             meaning="Mean distance from the read to the atoms in it, weighted by the share of each "
-            "contribution's length. The latest write is one sublayer back; a layer is one block of sublayers.",
+            "contribution's length. The latest write is one sublayer back; a layer is one block.",
         ),
     ),
     (
@@ -333,7 +333,7 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
             key="sequence_lookback",
             label="look-back in the sequence",
             unit="positions",
-            meaning="Mean distance from query to keys, weighted by the attention of the site, mean over heads.",
+            meaning="Mean distance from query to keys under the attention of the site, mean over heads.",
         ),
     ),
 )
