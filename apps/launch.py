@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 from importlib import import_module
-from pathlib import Path
+
+from t2lens.apps import dashboard_file
 
 __all__ = ["run"]
 
@@ -47,4 +48,4 @@ def run(port: int = 8501, open_browser: bool = False) -> None:
     bootstrap.load_config_options(options)
     sys.stdout.write(f"t2lens dashboard: http://{HOST}:{port}  (Ctrl-C stops it)\n")
     sys.stdout.flush()
-    bootstrap.run(str(Path(__file__).with_name("dashboard.py")), False, [], options)
+    bootstrap.run(str(dashboard_file()), False, [], options)

@@ -1,6 +1,6 @@
 """Models and traces of the dashboard, loaded once and shared between sessions.
 
-A model is one object for everyone, so a forward pass runs under a lock: hooks are attached to it while it runs.
+A model is one object for everyone, so a forward pass runs under a lock: hooks are attached to it meanwhile.
 Both caches are bounded, and keyed by the content of the weights, never by the model object.
 """
 

@@ -132,7 +132,7 @@ def read_cell(value: Any) -> Cell | None:
 def fit_cell(
     cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]
 ) -> tuple[Cell, list[str]]:
-    """The cell, brought inside the traces; tokens[i], sites[i]: number of positions, site names of panel i."""
+    """The cell, brought inside the traces; tokens[i], sites[i]: number of positions, names of sites of panel i."""
     if cell is None:
         return Cell(panel=0, pos=tokens[0] - 1, site="out"), []
     notices: list[str] = []

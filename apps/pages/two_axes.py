@@ -26,40 +26,40 @@ __all__ = ["two_axes"]
 
 PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
 HINT = (
-    "Each cell is a node: position across, depth upwards. The framed node reads along its warm arms: downwards from "
-    "earlier layers, to the left from earlier words. Choose any cell, or move with the arrow keys."
+    "Each cell is a node: position across, depth upwards. The framed node reads along its warm arms: downwards "
+    "from earlier layers, to the left from earlier words. Choose any cell, or move with the arrow keys."
 )
 STYLE = """<style>
 .stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 1.1rem 2rem 2rem; max-width: 1680px;}
 [data-testid="stHeader"] {display: none;}
 [data-testid="stVerticalBlock"] {gap: 0.6rem;}
 [data-testid="stForm"] {padding: 0; border: 0;}
-[data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea {min-height: 2.6rem; height: 2.6rem;}
+[data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea
+{min-height: 2.6rem; height: 2.6rem;}
 </style>"""
 
 
 def two_axes() -> None:
     st.html(STYLE)
     names = loaders.model_names()
-    notices = _first_visit(names)
-    _controls(names)
     state = st.session_state
+    first = "prompt" not in state
+    notices = _read_url(names) if first else []
+    _controls(names)
     prompt, cut = limit_prompt(state["prompt"])
     notices += cut
     if not prompt.strip():
         _tell([*notices, "The prompt is empty: type a few words and press Run."])
         return
     chosen = [state["model_a"], *([state["model_b"]] if state["model_b"] != NO_MODEL else [])]
-    with st.spinner("Running the models ...", show_time=False):
+    with st.spinner("Running the models ..."):
         traces = [loaders.trace(loaders.load(name), prompt) for name in chosen]
-    notices += _trace_notices(traces)
+    notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
     tokens = [len(trace.tokens) for trace in traces]
     sites = [["embed", *map(str, trace.dataset["read"].values)] for trace in traces]
-    cell, moved = fit_cell(state["cell"], tokens, sites)
-    state["cell"] = cell
-    _tell([*notices, *moved])
-    payload = _payload((tuple(chosen), prompt), traces, cell)
-    maps(payload, key="maps", on_change=_chosen)
+    state["cell"], moved = fit_cell(state["cell"], tokens, sites)
+    _tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
+    maps(_payload((*chosen, prompt), traces), key="maps", on_change=_chosen)
     _write_url()
 
 
@@ -76,11 +76,9 @@ def _default(names: list[str]) -> Selection:
     )
 
 
-def _first_visit(names: list[str]) -> list[str]:
-    """On the first run of a session: take the state from the URL. Returns what the URL asked for in vain."""
+def _read_url(names: list[str]) -> list[str]:
+    """The first run of a session takes its state from the URL. Returns a notice for what it asked in vain."""
     state = st.session_state
-    if "prompt" in state:
-        return []
     asked = {key: st.query_params[key] for key in st.query_params}
     selection, notices = parse_url(
         asked, _default(names), models=names, quantities=list(QUANTITIES), depths=list(DEPTH)
@@ -107,25 +105,29 @@ def _tell(notices: list[str]) -> None:
         st.text(notice)
 
 
-def _trace_notices(traces: list[Any]) -> list[str]:
-    return []
-
-
-def _payload(identity: tuple[Any, ...], traces: list[Any], cell: Cell) -> dict[str, Any]:
-    """The payload of these traces. It keeps the view that it was made with: later choices live in the browser and
-    in the URL, so a click sends nothing but itself."""
+def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
+    """The payload of these traces. It keeps the view that it was made with: later choices live in the browser
+    and in the URL, so a click sends nothing but itself."""
     state = st.session_state
-    kept = state.get("payload")
-    if kept is None or kept[0] != identity:
+    if "payload" not in state or state["payload"][0] != identity:
+        cell: Cell = state["cell"]
         payload = maps_payload(
             traces,
             quantity=state["quantity"],
             depth=state["depth"],
             cell=(cell.panel, cell.pos, cell.site),
             hint=state["hint"],
+            notes=_notes(traces),
         )
-        state["payload"] = kept = (identity, payload)
-    return kept[1]
+        state["payload"] = (identity, payload)
+    return state["payload"][1]
+
+
+def _notes(traces: list[Any]) -> list[str]:
+    first = traces[0].tokens[0]
+    return [
+        f"Position 0 is {first!r}, the start token with which the models were trained; it is not in the prompt."
+    ]
 
 
 def _chosen() -> None:

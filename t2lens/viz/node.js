@@ -69,7 +69,7 @@ View.prototype.half = function (parent, p, i) {
     this.table(parent, [`from the sequence${more(keys.length)}`, "at", "weight"], keys.slice(0, most).map(([v, k]) => [glyphs(p.tokens[k]), { panel: i, pos: k, site },
       css(this.lut.warm[this.shadeWeight(v)]), String(k), v])).dataset.table = "sequence";
   } else el("p", "why", `${site} reads no other position.`, parent);
-  if (p.next && p.next[pos]) this.table(parent, ["next token, at out", "prob."], p.next[pos].map(([token, log]) => [glyphs(token), null, null, Math.exp(log)])).dataset.table = "next";
+  if (p.next && p.next[pos]) this.table(parent, ["next token, at out", "prob."], p.next[pos].map(([token, log]) => [glyphs(token), null, null, log === null ? NaN : Math.exp(log)])).dataset.table = "next";
 };
 
 View.prototype.atoms = function (parent, ranked, mix, to, swatch, more, most) {

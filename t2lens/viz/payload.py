@@ -26,7 +26,7 @@ The payload:
         holds       {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
         sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
-        next        [pos][k] = [token, log probability in nats], or null
+        next        [pos][k] = [token, log probability in nats or null], or null
     array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}
 """
 
@@ -44,7 +44,15 @@ import numpy as np
 
 from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
 
-__all__ = ["maps_payload", "renderer_js", "triangle"]
+__all__ = [
+    "DEPTH",
+    "depth_range",
+    "maps_payload",
+    "ordered_reads",
+    "quantity_range",
+    "renderer_js",
+    "triangle",
+]
 
 DEPTH = {
     "weights": ("depth_weight", "source", "Own depth weights", "a source of the system's own weights"),
@@ -104,16 +112,18 @@ def maps_payload(
         _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence)
         for i, trace in enumerate(traces)
     ]
-    quantities = [_quantity_range([each[key] for each in grids]) for key in QUANTITIES]
+    quantities = [quantity_range([each[key] for each in grids]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
+    if depth not in reads:
+        raise ValueError(f"A read from depth that was not asked for, {depth!r}, cannot be shown first.")
     panel, pos, site = cell or (0, len(panels[0]["tokens"]) - 1, "out")
     payload = {
         "precision": precision,
         "hint": hint,
         "notes": list(notes),
         "quantities": quantities,
-        "depth": [_depth_range(key, traces) for key in DEPTH if key in reads],
+        "depth": [depth_range(key, traces) for key in DEPTH if key in reads],
         "sequenceHi": 1.0,
         "panels": panels,
         "view": {"panel": panel, "pos": pos, "site": site, "quantity": quantity, "depth": depth},
@@ -170,23 +180,29 @@ def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
 
 
 def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> dict[str, Any]:
-    variable, column, _, what = DEPTH[key]
+    names, values = ordered_reads(data, key, source_atoms)
+    exists = ~np.isnan(values).all(axis=-1)  # NaN at every position: there is no such source
+    return {
+        "names": names,
+        "columns": [np.flatnonzero(row).tolist() for row in exists],
+        "values": pack(values[exists]),
+        "what": DEPTH[key][3],
+    }
+
+
+def ordered_reads(data: Any, key: str, source_atoms: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
+    """(names of the columns, [read, column, pos]) of one kind of read from depth, in the order in which maps show it.
+
+    Sources that hold other atoms at other reads (a partial sum, a carried state) come last.
+    """
+    variable, column, _, _ = DEPTH[key]
     held: dict[str, set[tuple[str, ...]]] = {}
     for per_read in source_atoms.values():
         for name, atoms in per_read.items():
             held.setdefault(name, set()).add(tuple(atoms))
-    # sources that hold other atoms at other reads (a partial sum, a carried state) come last
-    order = sorted(
-        range(data.sizes[column]), key=lambda i: len(held.get(str(data[column].values[i]), ())) > 1
-    )
-    values = data[variable].isel({column: order}).transpose("read", column, "pos").values
-    exists = ~np.isnan(values).all(axis=-1)  # NaN at every position: there is no such source
-    return {
-        "names": [str(name) for name in data[column].values[order]],
-        "columns": [np.flatnonzero(row).tolist() for row in exists],
-        "values": pack(values[exists]),
-        "what": what,
-    }
+    names = [str(name) for name in data[column].values]
+    order = sorted(range(len(names)), key=lambda i: len(held.get(names[i], ())) > 1)
+    return [names[i] for i in order], data[variable].transpose("read", column, "pos").values[:, order]
 
 
 def _windows(config: Mapping[str, Any], sites: Mapping[str, Any]) -> dict[str, int]:
@@ -218,10 +234,13 @@ def _next_tokens(data: Any) -> list[list[list[Any]]] | None:
     if "next_token" not in data:
         return None
     words, logs = data["next_token"].values, data["next_logprob"].values
-    return [[[str(w), float(v)] for w, v in zip(*row, strict=True)] for row in zip(words, logs, strict=True)]
+    return [
+        [[str(word), float(log) if np.isfinite(log) else None] for word, log in zip(*row, strict=True)]
+        for row in zip(words, logs, strict=True)
+    ]
 
 
-def _quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
+def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
     """The menu entry of one quantity and its range over all panels: its own limits, or least to largest value. A few values
     far above all others (a start token's norm, say) are left above the range, marked and counted."""
     shown = next((grid for grid in grids if not grid.absent), grids[0])
@@ -238,7 +257,7 @@ def _quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
     return entry | {"signed": signed, "lo": low, "hi": high, "above": int((values > high).sum())}
 
 
-def _depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:
+def depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:
     variable, _, label, _ = DEPTH[key]
     all_values = [trace.dataset[variable].values for trace in traces if variable in trace.dataset]
     finite = np.concatenate([values[np.isfinite(values)].ravel() for values in all_values] or [np.zeros(0)])

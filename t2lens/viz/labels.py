@@ -1,0 +1,40 @@
+"""Tokens and numbers as one visible line of text, the same in pictures, tables and terminals."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+
+__all__ = ["clip", "fmt", "glyphs", "markup_safe"]
+
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\ufeff]")
+
+
+def glyphs(token: str) -> str:
+    """A token as one visible line: spaces, line ends and control characters get a sign of their own.
+
+    >>> print(glyphs(" queen").encode("ascii", "backslashreplace").decode())
+    \\xb7queen
+    """
+    line = token.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5")
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) or "\u2205"
+
+
+def clip(text: str, n: int) -> str:
+    """At most n characters, with an ellipsis where some are missing."""
+    return text if len(text) <= n else text[: n - 1] + "\u2026"
+
+
+def markup_safe(text: str) -> str:
+    """Text for plotly, which reads <b> and <a href> in labels as markup."""
+    return html.escape(text, quote=False)
+
+
+def fmt(value: float, digits: int = 4) -> str:
+    """A number to `digits` significant digits, without trailing zeros.
+
+    >>> fmt(0.123456), fmt(2.0), fmt(float("nan")), fmt(1.5e-7, 3)
+    ('0.1235', '2', 'nan', '1.5e-07')
+    """
+    return str(value) if not math.isfinite(value) else f"{value:.{digits}g}"

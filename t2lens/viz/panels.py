@@ -1,0 +1,405 @@
+"""Drawing of `figures`: panels of cells with a shared colour scale and a caption, as one plotly figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from t2lens.viz.labels import clip, fmt, markup_safe
+
+__all__ = ["MASKED", "NO_SOURCE", "Panel", "Scale", "draw"]
+
+NO_SOURCE, MASKED = 1, 2
+
+# The ramps of ink.js at nine even steps: even in lightness, so they also print in grey.
+COOL = ["#effaf5", "#c5e9e6", "#98d8d8", "#74bece", "#4ea5c4", "#4086b6", "#3467a6", "#304883", "#292b62"]
+WARM = ["#fbf9f0", "#f8e6c4", "#f4d397", "#f4b36d", "#f1923e", "#e16d27", "#d0440b", "#a82f19", "#831a1d"]
+BOTH = ["#1d438c", "#3e72b1", "#64a2d5", "#aecce6", "#f8f7f4", "#f5c19d", "#eb883b", "#bc5428", "#8d1b17"]
+INK, MUTE, HAIR, MASK, BAD = "#1b1f24", "#5b6168", "#c9ccd0", "#e6e7ea", "#b3261e"
+FONT = "Helvetica Neue, Helvetica, Arial, sans-serif"
+
+MARKS = 6000  # single marks on exact zeros; above that the caption only counts them
+SPELLED = 128  # columns or rows up to which hovering spells out both labels of a cell
+LINE = 15  # pixels of a line of the caption
+GAP, LEFT, TOP, BAR = 86, 74, 40, 92  # pixels between panels, left of them, above them, and for a colour bar
+
+
+@dataclass(kw_only=True)
+class Panel:
+    """One map: values [row, column] and, of each cell, whether it is a value (0), NO_SOURCE or MASKED."""
+
+    name: str
+    z: np.ndarray
+    kind: np.ndarray
+    x: list[str]
+    y: list[str]
+    hover_x: list[str]
+    hover_y: list[str]
+    note: str = ""
+    empty: str = ""  # why there is nothing to draw
+    down: bool = False  # rows run downwards
+    square: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Pixels of the drawing area."""
+        columns = self.z.shape[1]
+        return max(110, round(self.cell * columns)) if self.square else max(170, min(720, 26 * columns))
+
+    @property
+    def height(self) -> int:
+        rows = self.z.shape[0]
+        return round(self.cell * rows) if self.square else round(min(16, 640 / rows) * rows)
+
+    @property
+    def cell(self) -> float:
+        return max(1.5, min(20.0, 380 / max(self.z.shape)))
+
+    @property
+    def level(self) -> bool:
+        """Whether the column labels fit side by side."""
+        return max(len(clip(word, 14)) for word in self.x) * 6.0 < self.width / len(self.x)
+
+    @property
+    def room(self) -> int:
+        """Pixels that the column labels need."""
+        return 14 if self.level else 6 + round(5.8 * max(len(clip(word, 14)) for word in self.x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A colour scale. Signed: diverging around 0. Root: colour goes with the square root of value / hi."""
+
+    label: str
+    lo: float
+    hi: float
+    signed: bool = False
+    above: int = 0
+    root: bool = False
+
+    @property
+    def range(self) -> tuple[float, float]:
+        low = -self.hi if self.signed else self.lo
+        return low, (self.hi if self.hi > low else low + 1)
+
+    def axis(self, x: float, height: int) -> dict[str, Any]:
+        """A plotly coloraxis with its bar at x (a fraction of the drawing area)."""
+        ramp = BOTH if self.signed else WARM if self.root else COOL
+        at = np.linspace(-1 if self.signed else 0, 1, len(ramp))
+        at = np.sign(at) * at**2 if self.root else at  # the stop at f has the colour at sqrt(f)
+        at = (at + 1) / 2 if self.signed else at
+        low, high = self.range
+        part = [0.0, 0.05, 0.25, 1.0] if self.root else [0.0, 0.25, 0.5, 0.75, 1.0]
+        if self.signed:
+            half = [0.25, 1.0] if self.root else [0.5, 1.0]
+            part = sorted([0.5, *(0.5 + sign * f / 2 for f in half for sign in (-1, 1))])
+        ticks = [low + f * (high - low) for f in part]
+        text = [fmt(0.0 if abs(t) < 1e-9 * high else t, 3) for t in ticks]
+        text[-1] += " or more" if self.above else ""
+        bar = {
+            "title": {"text": self.label + (", root scale" if self.root else ""), "side": "right"},
+            "tickvals": ticks,
+            "ticktext": text,
+            "tickfont": {"size": 10, "color": MUTE},
+            "x": x,
+            "xanchor": "left",
+            "xpad": 0,
+            "ypad": 0,
+            "thickness": 10,
+            "outlinewidth": 0,
+            "ticks": "outside",
+            "ticklen": 3,
+            "tickcolor": MUTE,
+            "lenmode": "pixels",
+            "len": height,
+            "y": 1,
+            "yanchor": "top",
+        }
+        stops = list(zip(at.tolist(), ramp, strict=True))
+        return {"colorscale": stops, "cmin": low, "cmax": high, "colorbar": bar}
+
+
+def draw(
+    panels: list[Panel],
+    scale: Scale,
+    traces: Sequence[Any],
+    *,
+    axes: tuple[str, str],
+    about: str,
+    hover: tuple[str, str, str],
+    difference: bool,
+) -> go.Figure:
+    """One figure: the panels on `scale`, B - A on its own scale where asked for, and the caption.
+
+    axes: what columns and rows are; about: the first line of the caption; hover: the words before the column,
+    the row and the value of the hovered cell.
+
+    Raises ValueError where there is nothing to subtract.
+    """
+    shown = [*panels, _difference(panels, axes)] if difference else panels
+    figure = go.Figure()
+    tall = max(panel.height for panel in shown)
+    lefts, x = [], 0
+    for i, panel in enumerate(shown):
+        x += (BAR if difference and i == len(panels) else 0) + (GAP if i else 0)
+        lefts.append(x)
+        x += panel.width
+    inner = x
+    for i, panel in enumerate(shown):
+        suffix = str(i + 1) if i else ""
+        domain = [lefts[i] / inner, (lefts[i] + panel.width) / inner]
+        name = markup_safe(panel.name)
+        if len(panels) > 1 and i < 2:
+            name = f"<b>{'AB'[i]}</b>  {name}"
+        figure.add_annotation(
+            text=name,
+            x=domain[0],
+            y=1,
+            xref="paper",
+            yref="paper",
+            xanchor="left",
+            yanchor="bottom",
+            yshift=6,
+            showarrow=False,
+            font={"size": 13, "color": INK},
+        )
+        color = "coloraxis2" if difference and i == len(panels) else "coloraxis"
+        top = _top_of(panel, scale) if i < len(panels) else None
+        _cells(figure, panel, (f"x{suffix}", f"y{suffix}"), color, hover, axes, top)
+        _axes(figure, panel, suffix, domain, panel.height / tall, axes, first=i == 0)
+    after = (lefts[len(panels) - 1] + shown[len(panels) - 1].width + 14) / inner
+    figure.update_layout(coloraxis=scale.axis(after, tall))
+    if difference:
+        finite = np.abs(shown[-1].z[np.isfinite(shown[-1].z)])
+        most = float(finite.max()) if finite.size else 0.0
+        own = Scale(label="B \u2212 A", lo=0.0, hi=most or 1.0, signed=True, root=scale.root)
+        figure.update_layout(coloraxis2=own.axis(1 + 14 / inner, tall))
+    lines = _caption(panels, scale, traces, about, difference, max(64, (inner + BAR) // 6))
+    below = max(panel.room for panel in shown) + 30
+    figure.add_annotation(
+        text="<br>".join(lines),
+        x=0,
+        y=0,
+        xref="paper",
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        yshift=-below,
+        xshift=-LEFT + 10,
+        align="left",
+        showarrow=False,
+        font={"size": 11, "color": MUTE},
+    )
+    bottom = below + LINE * len(lines) + 16
+    figure.update_layout(
+        width=LEFT + inner + BAR,
+        height=TOP + tall + bottom,
+        margin={"l": LEFT, "r": BAR, "t": TOP, "b": bottom},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        font={"family": FONT, "color": INK, "size": 11},
+        hoverlabel={
+            "bgcolor": "white",
+            "bordercolor": HAIR,
+            "font": {"size": 12, "color": INK},
+            "align": "left",
+        },
+        showlegend=False,
+        dragmode=False,
+    )
+    return figure
+
+
+def _top_of(panel: Panel, scale: Scale) -> float | None:
+    """The value above which a cell is marked, where cells may lie above the range."""
+    return (
+        float(np.nextafter(panel.z.dtype.type(scale.hi), panel.z.dtype.type(np.inf))) if scale.above else None
+    )
+
+
+def _cells(
+    figure: go.Figure,
+    panel: Panel,
+    at: tuple[str, str],
+    color: str,
+    hover: tuple[str, str, str],
+    axes: tuple[str, str],
+    top: float | None,
+) -> None:
+    rows, columns = panel.z.shape
+    z = panel.z.astype(np.float32) if panel.z.dtype == np.float16 else panel.z
+    value = panel.kind == 0
+    finite = np.isfinite(z) & value
+    place = {"x": np.arange(columns), "y": np.arange(rows), "xaxis": at[0], "yaxis": at[1]}
+    place |= {"xgap": 1 if panel.width >= 6 * columns else 0, "ygap": 1 if panel.height >= 6 * rows else 0}
+    across, upward, what = hover
+    text = custom = None
+    template = f"{upward} %{{text}}<br>{across} %{{customdata}}<br>{what} %{{z:.6g}}<extra></extra>"
+    if min(rows, columns) <= SPELLED:
+        text = np.repeat(np.array([[markup_safe(y)] for y in panel.hover_y], dtype=object), columns, axis=1)
+        custom = np.repeat(np.array([[markup_safe(x) for x in panel.hover_x]], dtype=object), rows, axis=0)
+    else:
+        template = f"{axes[1]} %{{y}}<br>{axes[0]} %{{x}}<br>{what} %{{z:.6g}}<extra></extra>"
+    figure.add_trace(
+        go.Heatmap(
+            z=np.where(finite, z, np.nan),
+            coloraxis=color,
+            text=text,
+            customdata=custom,
+            hovertemplate=template,
+            hoverongaps=False,
+            **place,
+        )
+    )
+    if (panel.kind == MASKED).any():
+        masked = np.where(panel.kind == MASKED, np.float32(1), np.float32(np.nan))
+        flat = {"colorscale": [[0, MASK], [1, MASK]], "showscale": False, "hoverinfo": "skip"}
+        figure.add_trace(go.Heatmap(z=masked, **flat, **place))
+    odd, zero = value & ~np.isfinite(z), finite & (z == 0)
+    above = finite & (z >= top) if top is not None else np.zeros_like(finite)
+    panel.counts = {
+        "blank: no such source, or no value": int((panel.kind == NO_SOURCE).sum()),
+        "grey: masked, a later position": int((panel.kind == MASKED).sum()),
+        "cross: not a finite number": int(odd.sum()),
+        "dot: exactly zero": int(zero.sum()),
+        "triangle: above the range": int(above.sum()),
+    }
+    for cells, symbol, size, ink in (
+        (odd, "x-thin", 7, MUTE),
+        (zero, "circle", 2.5, MUTE),
+        (above, "triangle-up", 6, "white"),
+    ):
+        if 0 < cells.sum() <= MARKS:
+            r, c = np.nonzero(cells)
+            marker = {"symbol": symbol, "size": size, "color": ink, "line": {"width": 1, "color": ink}}
+            figure.add_trace(
+                go.Scatter(
+                    x=c,
+                    y=r,
+                    xaxis=at[0],
+                    yaxis=at[1],
+                    mode="markers",
+                    marker=marker,
+                    hoverinfo="skip",
+                    showlegend=False,
+                )
+            )
+    if panel.empty:
+        figure.add_annotation(
+            text="<br>".join(_wrap(markup_safe(panel.empty), 34)),
+            x=(columns - 1) / 2,
+            y=(rows - 1) / 2,
+            xref=at[0],
+            yref=at[1],
+            showarrow=False,
+            font={"size": 12, "color": MUTE},
+        )
+
+
+def _axes(
+    figure: go.Figure,
+    panel: Panel,
+    suffix: str,
+    domain: list[float],
+    share: float,
+    axes: tuple[str, str],
+    *,
+    first: bool,
+) -> None:
+    rows, columns = panel.z.shape
+    look = {"tickfont": {"size": 10, "color": MUTE}, "showgrid": False, "zeroline": False, "ticks": ""}
+    look |= {"showline": True, "linecolor": HAIR, "mirror": True, "fixedrange": True}
+
+    def ticks(n: int, pixels: int, words: list[str], most: int) -> dict[str, Any]:
+        at = np.arange(0, n, max(1, -(-12 * n // pixels)))
+        return {"tickvals": at, "ticktext": [markup_safe(clip(words[i], most)) for i in at]}
+
+    def title(text: str) -> dict[str, Any]:
+        return {"text": text, "font": {"size": 11, "color": MUTE}, "standoff": 5}
+
+    figure.layout[f"xaxis{suffix}"] = {
+        **look,
+        **ticks(columns, columns * 99 if panel.level else panel.width, panel.x, 14),
+        "tickangle": 0 if panel.level else -90,
+        "range": [-0.5, columns - 0.5],
+        "domain": domain,
+        "anchor": f"y{suffix}",
+        "title": title(axes[0]),
+    }
+    figure.layout[f"yaxis{suffix}"] = {
+        **look,
+        **ticks(rows, panel.height, panel.y, 10),
+        "range": [rows - 0.5, -0.5] if panel.down else [-0.5, rows - 0.5],
+        "domain": [1 - share, 1],
+        "anchor": f"x{suffix}",
+        "title": title(axes[1] if first else ""),
+    }
+
+
+def _difference(panels: list[Panel], axes: tuple[str, str]) -> Panel:
+    if len(panels) != 2:
+        raise ValueError("A difference B - A needs two traces.")
+    a, b = panels
+    for axis, ours, theirs in ((axes[1], a.y, b.y), (axes[0], a.x, b.x)):
+        if ours != theirs:
+            raise ValueError(f"The two traces do not share the axis {axis!r}, so B - A has no meaning there.")
+    if a.empty or b.empty:
+        raise ValueError(f"There is nothing to subtract: {a.empty or b.empty}.")
+    z = np.subtract(b.z, a.z, dtype=np.result_type(a.z, b.z, np.float32))
+    return Panel(
+        name="B \u2212 A",
+        z=z,
+        kind=np.maximum(a.kind, b.kind),
+        x=a.x,
+        y=a.y,
+        hover_x=a.hover_x,
+        hover_y=a.hover_y,
+        down=a.down,
+        square=a.square,
+    )
+
+
+def _caption(
+    panels: list[Panel], scale: Scale, traces: Sequence[Any], about: str, difference: bool, width: int
+) -> list[str]:
+    """What is shown, n, what is left out, the range, notices of the traces and how their checks came out."""
+    two = len(panels) > 1
+    low, high = scale.range
+    cells = " and ".join(f"{panel.z.shape[0]} x {panel.z.shape[1]}" for panel in panels)
+    count = {state: sum(panel.counts[state] for panel in panels) for state in panels[0].counts}
+    states = [f"{state} ({n})" for state, n in count.items() if n]
+    line = f"n = {cells} cells; {'one range for A and B' if two else 'range'} {fmt(low, 3)} to {fmt(high, 3)}"
+    lines = [about, "; ".join([line, *states]) + "."]
+    if difference:
+        lines.append("B \u2212 A has a range of its own, centred at 0.")
+    for i, panel in enumerate(panels):
+        lines += [f"{'AB'[i] + ': ' if two else ''}{panel.note}."] if panel.note else []
+    for i, trace in enumerate(traces):
+        letter = f"{'AB'[i]}: " if two else ""
+        lines += [f"{letter}{notice}" for notice in trace.notices]
+        checks = trace.verify()
+        if failed := [check.name for check in checks if not check.passed]:
+            text = f"{letter}FAILED: {', '.join(failed)}. Do not trust this picture."
+            lines.append(f'<span style="color:{BAD}"><b>{markup_safe(text)}</b></span>')
+        else:
+            lines.append(f"{letter}verified, {len(checks)} checks.")
+    styled = [line.startswith("<span") for line in lines]
+    return [
+        part
+        for line, is_markup in zip(lines, styled, strict=True)
+        for part in ([line] if is_markup else map(markup_safe, _wrap(line, width)))
+    ]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines: list[str] = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return lines

@@ -1,0 +1,154 @@
+"""The dashboard without a browser: what it runs, keeps and says. A browser drives it in tests/e2e."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+import t2lens
+from t2lens.apps import dashboard_file, loaders
+from t2lens.apps.state import NO_MODEL
+
+PROMPT = "the king saw the <b>&"
+
+
+@pytest.fixture
+def forward_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Prompts that were traced, in order; caches start and end empty."""
+    st.cache_resource.clear()
+    seen: list[str] = []
+    real = t2lens.trace
+
+    def counted(model: Any, text: str) -> t2lens.Trace:
+        seen.append(text)
+        return real(model, text)
+
+    monkeypatch.setattr(t2lens, "trace", counted, raising=False)
+    yield seen
+    st.cache_resource.clear()
+
+
+def open_app(**params: str) -> AppTest:
+    app = AppTest.from_file(str(dashboard_file()), default_timeout=60)
+    for key, value in params.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def texts(app: AppTest) -> str:
+    return "\n".join(element.value for element in app.text)
+
+
+def url(app: AppTest) -> dict[str, str]:
+    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
+
+
+def payload(app: AppTest) -> dict[str, Any]:
+    return app.session_state["payload"][1]
+
+
+def test_the_first_visit_shows_two_models_and_a_hint(forward_passes: list[str]) -> None:
+    app = open_app()
+    assert not app.exception
+    shown = payload(app)
+    assert [panel["name"] for panel in shown["panels"]] == [app.selectbox[0].value, app.selectbox[1].value]
+    assert all(panel["badge"]["ok"] for panel in shown["panels"])
+    assert shown["hint"]
+    assert texts(app) == ""
+    assert len(forward_passes) == 2
+    assert url(app)["node"] == "A:{pos}:{site}".format(**shown["view"])
+
+
+def test_a_click_runs_no_model_and_sends_the_maps_no_data(forward_passes: list[str]) -> None:
+    app = open_app(prompt=PROMPT)
+    before, runs = payload(app), len(forward_passes)
+    app.session_state["maps"] = {"cell": {"panel": 1, "pos": 2, "site": "3.attn"}, "show": None}
+    app.run()
+    assert not app.exception
+    assert len(forward_passes) == runs
+    assert payload(app) is before or payload(app) == before
+
+
+def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[str]) -> None:
+    asked = {
+        "a": "standard",
+        "b": NO_MODEL,
+        "prompt": PROMPT,
+        "quantity": "residual_norm",
+        "depth": "contribution",
+        "node": "A:2:3.attn",
+    }
+    app = open_app(**asked)
+    assert not app.exception
+    assert payload(app)["view"] == {
+        "panel": 0,
+        "pos": 2,
+        "site": "3.attn",
+        "quantity": "residual_norm",
+        "depth": "contribution",
+    }
+    assert [panel["name"] for panel in payload(app)["panels"]] == ["standard"]
+    assert forward_passes == [PROMPT]
+    assert url(app) == asked
+    assert payload(app)["hint"] == ""
+
+
+def test_a_hostile_link_falls_back_and_says_so(forward_passes: list[str]) -> None:
+    app = open_app(a="<script>alert(1)</script>", quantity="gat", node="B:99999:99.mlp", prompt=PROMPT)
+    assert not app.exception
+    said = texts(app)
+    assert "<script>" in said and "did you mean gate?" in said  # said as text: st.text knows no markup
+    assert "no position 99999" in said and "no site '99.mlp'" in said
+    assert payload(app)["view"]["panel"] == 1
+    assert len(forward_passes) == 2
+
+
+@pytest.mark.parametrize("prompt", ["", "   \n "])
+def test_an_empty_prompt_gets_a_sentence(prompt: str, forward_passes: list[str]) -> None:
+    app = open_app(prompt=prompt)
+    assert not app.exception
+    assert "empty" in texts(app)
+    assert forward_passes == []
+
+
+def test_a_prompt_over_the_context_is_cut_with_a_notice() -> None:
+    app = open_app(prompt="so it was " * 200)
+    assert not app.exception
+    assert "cut off" in texts(app)
+    n_ctx = loaders.load(app.selectbox[0].value).model.cfg.n_ctx
+    assert len(payload(app)["panels"][0]["tokens"]) == n_ctx
+
+
+def test_a_new_prompt_runs_once_per_model_and_comes_back_from_the_cache(forward_passes: list[str]) -> None:
+    app = open_app(prompt=PROMPT)
+    app.text_area[0].set_value("another word")
+    app.button[0].click().run()
+    assert not app.exception
+    assert forward_passes == [PROMPT, PROMPT, "another word", "another word"]
+    assert url(app)["prompt"] == "another word"
+    app.text_area[0].set_value(PROMPT)
+    app.button[0].click().run()
+    assert len(forward_passes) == 4
+    assert "".join(payload(app)["panels"][0]["tokens"][1:]) == PROMPT
+
+
+def test_the_same_name_with_other_weights_is_not_taken_from_the_cache() -> None:
+    one = loaders.load(t2lens.list_models()[0].name)
+    other = loaders.Loaded(name=one.name, weights_hash="0" * 16, model=one.model)
+    assert loaders.trace(one, PROMPT) is loaders.trace(one, PROMPT)
+    assert loaders.trace(other, PROMPT) is not loaders.trace(one, PROMPT)
+
+
+def test_no_hook_is_left_on_a_model(forward_passes: list[str]) -> None:
+    app = open_app(prompt=PROMPT)
+    model = loaders.load(app.selectbox[0].value).model
+    assert not any(point.active for point in model.hook_dict.values())
+
+
+def test_the_entry_is_a_file_of_the_package() -> None:
+    assert dashboard_file().is_file() and dashboard_file().parent == Path(loaders.__file__).parent

@@ -1,0 +1,66 @@
+"""How the tests look at the two-axis maps in a page: geometry, pixels, tables, tooltip."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["Maps", "new_page"]
+
+
+def new_page(browser: Any, width: int = 1440, height: int = 900) -> tuple[Any, list[str]]:
+    """A page, and the list in which its errors collect."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    return page, errors
+
+
+class Maps:
+    """The maps of a page; map names are grid-A, depth-B, sequence-A, ..."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.wait()
+
+    def wait(self) -> None:
+        self.page.wait_for_selector('[data-map="grid-A"][data-geom]', timeout=30_000)
+
+    def canvas(self, name: str) -> Any:
+        return self.page.locator(f'[data-map="{name}"]')
+
+    def geometry(self, name: str) -> dict[str, Any]:
+        return json.loads(self.canvas(name).get_attribute("data-geom"))
+
+    def at(self, name: str, column: int, row: int) -> tuple[float, float]:
+        """Middle of a cell inside its canvas; row counts from the bottom in grids and depth maps."""
+        g = self.geometry(name)
+        line = g["rows"] - 1 - row if g["up"] else row
+        return g["x"] + (column + 0.5) * g["cw"], g["y"] + (line + 0.5) * g["ch"]
+
+    def click(self, name: str, column: int, row: int) -> None:
+        x, y = self.at(name, column, row)
+        self.canvas(name).click(position={"x": x, "y": y})
+
+    def hover(self, name: str, column: int, row: int) -> list[str]:
+        """Lines of the tooltip."""
+        x, y = self.at(name, column, row)
+        self.canvas(name).hover(position={"x": x, "y": y})
+        return self.page.locator(".t2l .tip").text_content().split("\n")
+
+    def pixel(self, name: str, column: int, row: int, down: float = 0.3) -> tuple[int, int, int]:
+        """Colour inside a cell, above its middle (there may be a dot)."""
+        x, y = self.at(name, column, row)
+        y -= down * self.geometry(name)["ch"]
+        script = """(canvas, [x, y]) => { const s = devicePixelRatio;
+            return [...canvas.getContext("2d").getImageData(Math.round(x * s), Math.round(y * s), 1, 1).data]; }"""
+        r, g, b, _ = self.canvas(name).evaluate(script, [x, y])
+        return r, g, b
+
+    def cell(self) -> dict[str, Any]:
+        return json.loads(self.page.locator(".t2l").get_attribute("data-cell"))
+
+    def table(self, letter: str, name: str) -> list[list[str]]:
+        rows = self.page.locator(f'[data-node="{letter}"] [data-table="{name}"] tbody tr')
+        return [row.locator("td").all_text_contents() for row in rows.all()]
