@@ -203,11 +203,9 @@ def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:
         held = [names[j] for j in np.flatnonzero(exists[i])]
         several |= len(held) > 1
         if len(held) == 1 and len(trace.source_atoms.get(read, {}).get(held[0], [read])) > 1:
-            missing[read] = (
-                f"{read} reads one carried {held[0].rstrip('0123456789')}: no weights over depth here"
-            )
+            missing[read] = f"reads one carried {held[0].rstrip('0123456789')}: no weights over depth"
         elif not len(held) or (w < 0).any() or (np.abs(w.sum(-1) - 1) > _OFF).any():
-            missing[read] = f"the weights of {read} are not a distribution (they do not sum to 1)"
+            missing[read] = "its weights are not a distribution: they do not sum to 1"
         else:
             total = w.sum(-1, keepdims=True)
             rows[i] = np.where(np.isfinite(w).all(-1), _entropy(w / total), np.nan)
@@ -257,7 +255,7 @@ def _sequence_lookback(trace: Any, about: Quantity) -> Grid:
     back = np.arange(n_pos)[:, None] - np.arange(n_pos)
     for site, pattern in patterns.items():
         values[sites.index(site)] = (np.where(past, pattern.mean(0), 0) * back).sum(-1)
-    missing = {site: f"{site} reads its own position only" for site in sites[1:] if site not in patterns}
+    missing = {site: "reads its own position only" for site in sites[1:] if site not in patterns}
     return Grid(quantity=about, values=values, sites=sites, missing={**_NOT_READ, **missing})
 
 

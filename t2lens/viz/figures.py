@@ -4,8 +4,8 @@ Three maps. `grid_map`: a quantity at every site and position. `depth_map`: what
 at one position. `sequence_map`: where a site looks in the sequence. Each shows one trace, or two side by side
 on one stated range, and where they share their coordinates also the difference B - A.
 
-Axes are numeric with tick text, so that a repeated token stays two columns. What has no value is blank, never a
-zero; masked cells, exact zeros, numbers that are not finite and values above the range look different.
+Axes are numeric with tick text, so that a repeated token stays two columns. What has no value is blank, never
+a zero; masked cells, exact zeros, numbers that are not finite and values above the range look different.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def depth_map(
         rows = [str(name) for name in one.dataset["read"].values]
         maps.append(
             Panel(
-                name=f"{one.model_name}, position {at} {glyphs(one.tokens[at])}",
+                name=f"{one.model_name}, position {at} \u201c{glyphs(one.tokens[at])}\u201d",
                 z=values[:, :, at],
                 kind=kind,
                 x=names,

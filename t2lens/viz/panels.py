@@ -68,7 +68,7 @@ class Panel:
     @property
     def room(self) -> int:
         """Pixels that the column labels need."""
-        return 14 if self.level else 6 + round(5.8 * max(len(clip(word, 14)) for word in self.x))
+        return 14 if self.level else 4 + round(5.4 * max(len(clip(word, 14)) for word in self.x))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,8 @@ class Scale:
             half = [0.25, 1.0] if self.root else [0.5, 1.0]
             part = sorted([0.5, *(0.5 + sign * f / 2 for f in half for sign in (-1, 1))])
         ticks = [low + f * (high - low) for f in part]
-        text = [fmt(0.0 if abs(t) < 1e-9 * high else t, 3) for t in ticks]
+        ticks = [low, *(float(f"{t:.2g}") if abs(t) > 1e-9 * high else 0.0 for t in ticks[1:-1]), high]
+        text = [fmt(t, 3) for t in ticks]
         text[-1] += " or more" if self.above else ""
         bar = {
             "title": {"text": self.label + (", root scale" if self.root else ""), "side": "right"},
@@ -370,30 +371,39 @@ def _caption(
     """What is shown, n, what is left out, the range, notices of the traces and how their checks came out."""
     two = len(panels) > 1
     low, high = scale.range
-    cells = " and ".join(f"{panel.z.shape[0]} x {panel.z.shape[1]}" for panel in panels)
+    n_values = " and ".join(str(int((panel.kind == 0).sum())) for panel in panels)
     count = {state: sum(panel.counts[state] for panel in panels) for state in panels[0].counts}
     states = [f"{state} ({n})" for state, n in count.items() if n]
-    line = f"n = {cells} cells; {'one range for A and B' if two else 'range'} {fmt(low, 3)} to {fmt(high, 3)}"
+    line = f"n = {n_values} values; {'one range for A and B' if two else 'range'} {fmt(low, 3)} to {fmt(high, 3)}"
     lines = [about, "; ".join([line, *states]) + "."]
     if difference:
         lines.append("B \u2212 A has a range of its own, centred at 0.")
-    for i, panel in enumerate(panels):
-        lines += [f"{'AB'[i] + ': ' if two else ''}{panel.note}."] if panel.note else []
-    for i, trace in enumerate(traces):
-        letter = f"{'AB'[i]}: " if two else ""
-        lines += [f"{letter}{notice}" for notice in trace.notices]
-        checks = trace.verify()
-        if failed := [check.name for check in checks if not check.passed]:
-            text = f"{letter}FAILED: {', '.join(failed)}. Do not trust this picture."
-            lines.append(f'<span style="color:{BAD}"><b>{markup_safe(text)}</b></span>')
-        else:
-            lines.append(f"{letter}verified, {len(checks)} checks.")
-    styled = [line.startswith("<span") for line in lines]
+    lines += _told([f"{panel.note}." if panel.note else "" for panel in panels])
+    lines += _told([" ".join(trace.notices) for trace in traces])
+    lines += _told([_checked(trace) for trace in traces])
     return [
-        part
-        for line, is_markup in zip(lines, styled, strict=True)
-        for part in ([line] if is_markup else map(markup_safe, _wrap(line, width)))
+        f'<span style="color:{BAD}"><b>{part}</b></span>' if "FAILED" in line else part
+        for line in lines
+        for part in map(markup_safe, _wrap(line, width))
     ]
+
+
+def _checked(trace: Any) -> str:
+    checks = trace.verify()
+    failed = [check.name for check in checks if not check.passed]
+    return (
+        f"FAILED: {', '.join(failed)}. Do not trust this picture."
+        if failed
+        else f"verified, {len(checks)} checks."
+    )
+
+
+def _told(words: list[str]) -> list[str]:
+    """One line per trace, with its letter where there are two, or one line where both say the same."""
+    if len(words) == 1 or words[0] == words[1]:
+        letter = "A and B: " if len(words) > 1 else ""
+        return [letter + words[0]] if words[0] else []
+    return [f"{letter}: {text}" for letter, text in zip("AB", words, strict=True) if text]
 
 
 def _wrap(text: str, width: int) -> list[str]:
