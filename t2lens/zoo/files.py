@@ -58,6 +58,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
+                file.chmod(0o644)
                 sync_file(file)
         sync_folder(temporary)
         os.chmod(temporary, 0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from t2lens.config import (
     Attention,
@@ -32,3 +33,35 @@ RECIPES: dict[str, ModelConfig] = {
     "ddl": replace(BACKBONE, residual=DeepDelta()),
     "ddl-cc-ec": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4)),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long and how to train: Muon and AdamW, linear warm-up, cosine decay. Defaults: those of the bundled models."""
+
+    tokens: int = 1_500_000  # rounded up to whole steps
+    rows: int = 4  # windows per step
+    lr: float = 6e-3  # of AdamW (embeddings, vectors, the residual system), at the end of the warm-up
+    matrix_lr: float = 0.02  # of Muon (the matrices of the blocks)
+    final_lr: float = 0.02  # at the end, as a fraction of the full rate
+    warmup: float = 0.05  # fraction of the steps
+    weight_decay: float = 0.05  # on the matrices of the blocks alone
+    clip: float = 1.0  # largest gradient norm
+    seed: int = 0  # of the weights and of the order of the data
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Budget.{name} must be at least 1, not {getattr(self, name)}.")
+        if not (self.lr > 0 and self.matrix_lr > 0 and self.clip > 0 and self.weight_decay >= 0):
+            raise ValueError("Budget: lr, matrix_lr and clip must be positive and weight_decay must not be negative.")
+        if not (0 <= self.warmup <= 1 and 0 <= self.final_lr <= 1):
+            raise ValueError("Budget: warmup and final_lr are fractions between 0 and 1.")
+
+
+def recipe(name: str) -> ModelConfig:
+    """The config of a bundled model. Errors: ValueError with the nearest names."""
+    if name not in RECIPES:
+        near = get_close_matches(name, RECIPES, n=2) or list(RECIPES)
+        raise ValueError(f"There is no recipe {name!r}; did you mean {' or '.join(map(repr, near))}?")
+    return RECIPES[name]
