@@ -1,0 +1,144 @@
+"""Attention Residuals against its equations, written out for one token at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import t2lens
+from t2lens.config import AttnRes
+from t2lens.residual.attnres import sparsemax
+from tests.systems import random_tokens, tiny, tiny_config
+
+
+def rms(x, w, eps):
+    return w * x / (x.square().mean() + eps).sqrt()
+
+
+@pytest.mark.parametrize("size", [None, 1, 2, 3, 4, 6, 50])
+def test_reads_follow_the_paper(size):
+    model = tiny("attnres-full", 1, residual=AttnRes(block_size=size))
+    tokens = random_tokens(11)
+    record = model.record(tokens)
+    outs = [record.embed, *(s.out for s in record.steps if s.out is not None)]
+    w, g, eps = model.residual.query, model.residual.key_norm, model.cfg.norm_eps
+    step_size, n_sub = size or 1, len(outs) - 1
+    for step in record.steps:
+        index = step.site.index
+        for b, t in ((0, 0), (0, tokens.shape[1] - 1)):
+            atoms = [x[b, t] for x in outs]
+            sources, start = [atoms[0]], 0
+            while start < index:  # sums of completed blocks; inside a block, the partial sum
+                end = min(start + step_size, n_sub)
+                sources.append(sum(atoms[1 + start : 1 + min(end, index)]))
+                start = end
+            scores = torch.stack([w[index] @ rms(v, g[index], eps) for v in sources])
+            weights = scores.softmax(0)
+            assert torch.allclose(step.read_gates["weights"][b, t], weights, atol=1e-12, rtol=0)
+            assert torch.allclose(step.read[b, t], weights @ torch.stack(sources), atol=1e-12, rtol=0)
+
+
+def test_zero_queries_give_exactly_one_over_s():
+    model = t2lens.build(tiny_config("attnres-full"), seed=0)
+    for i, step in enumerate(model.record(random_tokens(3)).steps):
+        weights = step.read_gates["weights"]
+        assert weights.shape[-1] == i + 1
+        assert torch.equal(weights, torch.ones_like(weights).softmax(-1))
+    assert float(model.record([[0, 1]]).steps[0].read_gates["weights"].min()) == 1.0
+
+
+def test_one_block_of_every_sublayer_is_a_two_way_choice_and_n_equals_s_is_full():
+    tokens = random_tokens(5)
+    full = tiny("attnres-full", 4)
+    blocks = tiny("attnres-full", 4, residual=AttnRes(block_size=1))
+    assert torch.equal(full(tokens), blocks(tokens))
+    single = tiny("attnres-full", 4, residual=AttnRes(block_size=6))
+    assert [len(s) for s in single.sources().values()] == [1, 2, 2, 2, 2, 2, 2]
+
+
+def test_block_sources_have_identities():
+    model = tiny("attnres-full", residual=AttnRes(block_size=4))
+    assert model.sources() == {
+        "0.attn": ["embed"],
+        "0.mlp": ["embed", "partial"],
+        "1.attn": ["embed", "partial"],
+        "1.mlp": ["embed", "partial"],
+        "2.attn": ["embed", "block1"],
+        "2.mlp": ["embed", "block1", "partial"],
+        "out": ["embed", "block1", "block2"],
+    }
+    held = {s.name: s.atoms for s in model.residual.sources(model.sites[5])}
+    assert held == {"embed": ("embed",), "block1": ("0.attn", "0.mlp", "1.attn", "1.mlp"), "partial": ("2.attn",)}
+
+
+def test_a_huge_recency_bias_is_the_plain_residual():
+    cfg = tiny_config("standard", residual=AttnRes(sources="streams", recency_bias=60.0))
+    model = t2lens.build(cfg, seed=3).double()
+    twin = t2lens.build(tiny_config("standard"), seed=3).double()
+    twin.load_state_dict({n: p for n, p in model.state_dict().items() if not n.startswith("residual.")})
+    tokens = random_tokens(8)
+    assert float((model(tokens) - twin(tokens)).detach().abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_one_hot_edit_reads_that_source_to_the_last_bit(size):
+    model = tiny("attnres-full", 9, residual=AttnRes(block_size=size))
+    tokens = random_tokens(2)
+    outs = {}
+    for j in range(3):
+
+        def one_hot(weights, *, hook, j=j):
+            return torch.nn.functional.one_hot(torch.tensor(j), weights.shape[-1]).to(weights).expand_as(weights)
+
+        name = "blocks.1.hook_depth_attn_mlp"
+        with torch.no_grad(), model.hooks(fwd_hooks=[(name, one_hot)]):
+            record = model.record(tokens)
+            outs[j] = model(tokens)
+        atoms = dict(zip(model.atoms, [record.embed, *(s.out for s in record.steps if s.out is not None)], strict=True))
+        source = model.residual.sources(model.sites[3])[j]
+        expected = atoms[source.atoms[0]]
+        for a in source.atoms[1:]:
+            expected = expected + atoms[a]
+        assert torch.equal(record.step("1.mlp").read, expected)
+    assert not torch.equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sparsemax_is_the_projection_onto_the_simplex(seed):
+    scores = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2
+    p = sparsemax(scores)
+    assert torch.allclose(p.sum(-1), torch.ones(50, dtype=torch.float64), atol=1e-12, rtol=0)
+    assert (p == 0).any() and (p >= 0).all()
+    # optimality: no other point of the simplex (corners span it) lies in a descent direction
+    gradient = p - scores
+    assert ((gradient * p).sum(-1) <= gradient.min(-1).values + 1e-9).all()
+
+
+def test_memory_for_sources_is_linear_in_their_number():
+    """Each source is stored once: what one forward pass keeps alive grows by one tensor per sublayer."""
+
+    def kept(n_layers: int) -> int:
+        model = tiny("attnres-full", n_layers=n_layers)
+        with torch.no_grad():
+            state = model(random_tokens(1), stop_at_layer=n_layers)
+        return state.done._block.numel()
+
+    assert kept(8) - kept(4) == kept(16) - kept(12) > 0
+    graph, twice = (
+        sum(t.numel() for t in saved_for_backward(tiny("attnres-full", n_layers=n), random_tokens(1))) for n in (4, 8)
+    )
+    assert twice < 2.6 * graph  # quadratic growth would give about four times
+
+
+def saved_for_backward(model, tokens) -> list[torch.Tensor]:
+    """Distinct storages that autograd keeps for one backward pass."""
+    storages: dict[int, torch.Tensor] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storages[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = model(tokens, return_type="loss")
+    assert loss.requires_grad
+    return list(storages.values())

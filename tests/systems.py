@@ -1,0 +1,59 @@
+"""Tiny models of every residual system with random weights, for tests that must hold on all of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+import t2lens
+from t2lens.config import Attention, AttnRes, DeepDelta, DepthSWA, ModelConfig, ShortSWA, Standard, SwiGLU
+from t2lens.model import Transformer
+
+SYSTEMS = {
+    "standard": Standard(),
+    "attnres-full": AttnRes(),
+    "attnres-block": AttnRes(block_size=3),
+    "attnres-streams": AttnRes(sources="streams", recency_bias=0.5),
+    "attnres-sparsemax": AttnRes(block_size=2, sources="streams", normaliser="sparsemax"),
+    "ddl": DeepDelta(),
+    "ddl-linear": DeepDelta(value_form="linear_of_normed"),
+    "ddl-cc": DeepDelta(value_channels=4),
+    "ddl-cc-ec": DeepDelta(value_channels=3, compress_kernel=3, embed_conv=4, value_form="linear_of_normed"),
+    "depth-swa": DepthSWA(window=2, d_key=4),
+    "depth-swa-replace": DepthSWA(window=3, d_key=4, placement="replace"),
+}
+
+
+def tiny_config(system: str, *, local: bool = False, tied: bool = True, **changes: object) -> ModelConfig:
+    cfg = ModelConfig(
+        d_vocab=50,
+        n_ctx=32,
+        d_model=16,
+        n_layers=3,
+        attention=Attention(n_heads=2, n_kv_heads=1, d_head=8, qk_norm=True),
+        mlp=SwiGLU(d_mlp=20),
+        local=ShortSWA(window=3, n_heads=1, n_kv_heads=1, d_head=8) if local else None,
+        residual=SYSTEMS[system],
+        tied=tied,
+    )
+    return replace(cfg, **changes)  # type: ignore[arg-type]
+
+
+def tiny(system: str, seed: int = 0, *, dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
+    """A model in which every parameter has been moved away from its (often zero) start."""
+    model = t2lens.build(tiny_config(system, **changes), seed=seed)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed + 1)
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn(p.shape, generator=generator)
+    return model.to(dtype)
+
+
+def random_tokens(seed: int, d_vocab: int = 50) -> torch.Tensor:
+    """[batch, pos] ids of a random shape, with a repeated token."""
+    dice = random.Random(seed)
+    shape = (dice.randint(1, 3), dice.randint(3, 9))
+    tokens = torch.randint(d_vocab, shape, generator=torch.Generator().manual_seed(seed))
+    tokens[:, -1] = tokens[:, 0]
+    return tokens
