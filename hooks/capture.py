@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens.utilities import Slice
+from transformer_lens.utilities.slice import Slice
 
 from .point import HookPoint
 
 
 class Capture:
-    """A tap and a hook function in one: called at each hook point of a pass, it stores the tensor under the point's name.
+    """A tap and a hook function in one: at each hook point it stores the tensor under the point's name.
 
     Args:
         cache: where tensors go.
-        alias: store the tensor itself and let `check` find out whether the model modified it later; otherwise store a copy.
+        alias: store the tensor itself and let `check` find out if it was modified later; else a copy.
         device, dtype: of what is stored (dtype: floating point tensors only).
-        pos_slice: what to keep of the position axis (`HookPoint.pos_dim`), as in `transformer_lens.utilities.Slice`.
+        pos_slice: what to keep of the position axis (`HookPoint.pos_dim`), as in transformer_lens' Slice.
         remove_batch_dim: drop axis 0, which must have size 1.
         grads: also store gradients, as `<name>_grad`, once the output is differentiated.
         thread: the identity of the only thread whose passes are captured; None for all.
@@ -49,11 +49,11 @@ class Capture:
         name = hook.name
         if name is None:
             raise ValueError(
-                "A HookPoint without a name cannot be cached; call setup() at the end of the model's __init__."
+                "A HookPoint without a name cannot be cached; call setup() at the end of __init__."
             )
         if tensor.dim() != hook.n_dims:
             raise ValueError(
-                f"Hook {name!r} is declared as '{hook.shape}', but a tensor of shape {list(tensor.shape)} passed through it."
+                f"Hook {name!r} is declared as '{hook.shape}', but a tensor {list(tensor.shape)} came."
             )
         self.cache[name] = self._keep(tensor, hook, self.alias)
         if not (self.grads and tensor.requires_grad):
@@ -82,7 +82,7 @@ class Capture:
         if self.remove_batch_dim:
             if kept.shape[0] != 1:
                 raise ValueError(
-                    f"remove_batch_dim needs a batch of 1, but the batch at hook {hook.name!r} has {kept.shape[0]}."
+                    f"remove_batch_dim needs a batch of 1, but at hook {hook.name!r} it is {kept.shape[0]}."
                 )
             kept = kept[0]
         moved = kept.to(device=self.device, dtype=self.dtype if kept.is_floating_point() else None)
@@ -98,6 +98,6 @@ class Capture:
         for name, tensor, version in self._versions:
             if tensor._version != version:
                 raise RuntimeError(
-                    f"The tensor at hook {name!r} was modified in place after the hook point, so the cache would be wrong; the model sets "
-                    "hooked_tensors_are_final, which promises that this does not happen."
+                    f"The tensor at hook {name!r} was modified in place after the hook point, so the cache "
+                    "would be wrong; the model promised otherwise with hooked_tensors_are_final."
                 )

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
+from .names import layer_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class HookRow:
-    """One hook point: its full name, the words of its shape, what it holds, and the unit ("" when it has none)."""
+    """One hook point: its full name, the words of its shape, what it holds, and the unit ("" for none)."""
 
     name: str
     shape: str
@@ -19,7 +21,7 @@ class HookRow:
 
 
 def family(name: str) -> str:
-    """`name` with each block or list index replaced by a star: blocks.3.attn.hook_q -> blocks.*.attn.hook_q."""
+    """`name` with each index replaced by a star: blocks.3.attn.hook_q -> blocks.*.attn.hook_q."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
@@ -35,24 +37,27 @@ def _spans(numbers: Iterable[int]) -> str:
 
 
 class HookTable(list[HookRow]):
-    """A list of HookRow, one per hook point, that prints one line for names that differ only in the layer."""
+    """A list of HookRow, one per hook point; it prints one line for names that differ only in the layer."""
 
     def folded(self) -> list[HookRow]:
-        """Rows with equal text and the same name up to the layer, as one: `blocks.{0-7}.attn.hook_q`."""
-        groups: dict[tuple[str, str, str, str], list[str]] = {}
+        """Rows that differ only in the layer as one, `blocks.{0-7}.attn.hook_q`; `l` means the layer."""
+        groups: dict[HookRow, list[int]] = {}
         for row in self:
-            groups.setdefault((family(row.name), row.shape, row.meaning, row.unit), []).append(row.name)
-        rows = []
-        for (pattern, shape, meaning, unit), names in groups.items():
-            name = names[0]
-            if len(names) > 1 and pattern.count("*") == 1:
-                head = pattern.index("*")
-                numbers = (int(each[head:].split(".", 1)[0]) for each in names)
-                name = pattern.replace("*", "{" + _spans(numbers) + "}")
-                rows.append(HookRow(name=name, shape=shape, meaning=meaning, unit=unit))
-            else:
-                rows += [HookRow(name=each, shape=shape, meaning=meaning, unit=unit) for each in names]
-        return rows
+            layer = layer_of(row.name)
+            if layer is not None:
+                name = row.name.replace(f"blocks.{layer}.", "blocks.*.", 1)
+                meaning = re.sub(rf"\b{layer}\.(?=[a-z])", "l.", row.meaning)
+                row = HookRow(name=name, shape=row.shape, meaning=meaning, unit=row.unit)
+            groups.setdefault(row, []).append(-1 if layer is None else layer)
+        return [
+            HookRow(
+                name=row.name.replace("blocks.*.", f"blocks.{{{_spans(layers)}}}."),
+                shape=row.shape,
+                meaning=row.meaning,
+                unit=row.unit,
+            )
+            for row, layers in groups.items()
+        ]
 
     def __str__(self) -> str:
         cells = [("name", "shape", "meaning", "unit"), *(astuple(row) for row in self.folded())]
@@ -66,8 +71,6 @@ class HookTable(list[HookRow]):
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{title}</th>" for title in ("name", "shape", "meaning", "unit"))
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in astuple(row)) + "</tr>"
-            for row in self.folded()
-        )
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in astuple(row)) for row in self.folded())
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

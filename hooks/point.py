@@ -19,9 +19,7 @@ from transformer_lens.hook_points import LensHandle
 POSITION_WORDS = ("pos", "query_pos", "q_pos", "query")
 
 _passes = threading.local()  # .fired: the hook points that fired in the running pass of this thread
-_attaching = (
-    threading.RLock()
-)  # held while what is attached changes, so that `_live` cannot miss an addition in another thread
+_attaching = threading.RLock()  # held while attachments change, so that `_live` misses none of another thread
 _opaque_fire: Callable | None = None  # HookPoint._fire, marked so that torch.compile leaves it alone
 
 
@@ -54,6 +52,8 @@ def _fire_outside_graph() -> Callable:
 class _Handle(RemovableHandle):
     """torch's handle of a hook, with its hook point told when the hook is removed."""
 
+    point: weakref.ref[HookPoint] | None = None  # a copied or unpickled handle has none
+
     def __init__(self, handle: RemovableHandle, point: HookPoint):
         vars(self).update(vars(handle))
         self.point = weakref.ref(point)
@@ -61,38 +61,29 @@ class _Handle(RemovableHandle):
     def remove(self) -> None:
         with _attaching:
             super().remove()
-            point = self.point()
+            point = self.point and self.point()
             if point is not None:
                 point._settle()
 
 
 class _CheckedHook:
-    """A user's hook function, with the checks that make its mistakes visible at this hook point."""
+    """A user's hook function; a result that cannot stand in for the tensor raises with its name."""
 
-    def __init__(self, point: HookPoint, hook: Callable, read_only: bool):
-        self.point, self.hook, self.read_only = point, hook, read_only
+    def __init__(self, point: HookPoint, hook: Callable):
+        self.point, self.hook = point, hook
 
     def __repr__(self) -> str:
         return _label(self.hook)
 
     def __call__(self, tensor: Any, *, hook: Any) -> Any:
-        if not self.read_only:
-            result = self.hook(tensor, hook=hook)
-        else:
-            before = tensor.clone() if tensor.is_inference() else tensor._version
-            result = self.hook(tensor, hook=hook)
-            edited = not torch.equal(before, tensor) if tensor.is_inference() else before != tensor._version
-            if edited or (result is not None and result is not tensor):
-                raise ValueError(
-                    f"Hook {self.point.label} is read-only, so {self!r} must not edit its tensor; return None instead."
-                )
+        result = self.hook(tensor, hook=hook)
         if result is not None and result is not tensor:
             self.point.check_result(tensor, result, repr(self))
         return result
 
 
 class HookPoint(LensHookPoint):
-    """An identity with a name. Hooks attached to it see the tensor that passes and may return another in its place.
+    """An identity with a name. Hooks attached to it see the tensor that passes and may replace it.
 
     Args:
         shape: the words of the tensor's axes, e.g. "batch pos head d_head"; the first is "batch".
@@ -100,8 +91,8 @@ class HookPoint(LensHookPoint):
         unit: its unit, e.g. "nats"; empty when it has none.
         read_only: the value is not used further on, so that an edit would do nothing: editing raises.
 
-    `pos_dim` is the axis that `pos_slice` cuts (the word "pos" or "query_pos" of the shape), None when there is none. Module hooks that
-    torch holds for all modules at once (`register_module_forward_hook`) do not see an idle hook point.
+    `pos_dim` is the axis that `pos_slice` cuts (the word "pos" or "query_pos" of the shape), None when there
+    is none. Hooks that torch holds for all modules at once miss an idle hook point.
     """
 
     def __init__(self, shape: str, meaning: str, unit: str = "", *, read_only: bool = False):
@@ -109,8 +100,8 @@ class HookPoint(LensHookPoint):
         words = shape.split()
         if not words or words[0] != "batch" or not meaning:
             raise ValueError(
-                f"A HookPoint needs a shape that starts with 'batch', such as 'batch pos d_model', and a meaning; got shape {shape!r} "
-                f"and meaning {meaning!r}."
+                "A HookPoint needs a meaning and a shape that starts with 'batch', as 'batch pos d_model'; "
+                f"got shape {shape!r} and meaning {meaning!r}."
             )
         self.shape, self.meaning, self.unit, self.read_only = shape, meaning, unit, read_only
         self.n_dims = len(words)
@@ -124,7 +115,7 @@ class HookPoint(LensHookPoint):
 
     @property
     def active(self) -> bool:
-        """True when a hook of any kind is attached: forward or backward, ours or through torch's own methods."""
+        """True when anything is attached: forward or backward, through our methods or torch's own."""
         if not self._live:
             return False
         # Dynamo does not guard on the hook dictionaries, so compiled code may rely on _live alone.
@@ -150,14 +141,20 @@ class HookPoint(LensHookPoint):
         if fired is not None:
             if self in fired:
                 raise RuntimeError(
-                    f"Hook {self.label} fired twice in one forward pass, so its value would be ambiguous; each place needs its own HookPoint."
+                    f"Hook {self.label} fired twice in one forward pass, so its value would be ambiguous; "
+                    "each place needs a HookPoint of its own."
                 )
             fired.add(self)
         y = x
         if hooked:
+            before = x.clone() if self.read_only else x
             y = super().__call__(x)
             if y is not x:
                 self.check_result(x, y, "a hook")
+            if self.read_only and not torch.allclose(before, y, rtol=0, atol=0, equal_nan=True):
+                raise ValueError(
+                    f"Hook {self.label} is read-only: nothing reads its tensor, so it must not be edited."
+                )
         for tap in self._taps:
             seen = tap(y, hook=self)
             y = y if seen is None else seen
@@ -166,16 +163,14 @@ class HookPoint(LensHookPoint):
     def check_result(self, given: Tensor, result: Any, who: str) -> None:
         """Raise ValueError unless `result`, returned by `who`, can stand in for `given`."""
         if isinstance(result, Tensor):
-            same = (
-                result.shape == given.shape and result.dtype == given.dtype and result.device == given.device
-            )
+            alike = (result.shape, result.dtype, result.device) == (given.shape, given.dtype, given.device)
             got = f"{list(result.shape)} {result.dtype} on {result.device}"
         else:
-            same, got = False, f"a {type(result).__name__}"
-        if not same:
+            alike, got = False, f"a {type(result).__name__}"
+        if not alike:
             raise ValueError(
-                f"At hook {self.label}, {who} returned {got}, but the tensor there is {list(given.shape)} {given.dtype} on "
-                f"{given.device} ({self.shape})."
+                f"At hook {self.label}, {who} returned {got}, but the tensor there is {list(given.shape)} "
+                f"{given.dtype} on {given.device} ({self.shape})."
             )
 
     def add_hook(
@@ -187,7 +182,7 @@ class HookPoint(LensHookPoint):
         prepend: bool = False,
         alias_names: list[str] | None = None,
     ) -> LensHandle:
-        """As in transformer_lens: `hook(tensor, hook=self)` may return a replacement of the same shape, dtype and device.
+        """`hook(tensor, hook=self)` may return a replacement of the same shape, dtype and device.
 
         Raises TypeError at once when the function cannot be called so, ValueError for another direction.
         """
@@ -202,11 +197,16 @@ class HookPoint(LensHookPoint):
                 signature.bind(None, hook=self)
             except TypeError:
                 raise TypeError(
-                    f"A hook for {self.label} is called as fn(tensor, hook=hook_point), but {_label(hook)} has the signature {signature}."
+                    f"A hook for {self.label} is called as fn(tensor, hook=hook_point), but {_label(hook)} "
+                    f"has the signature {signature}."
                 ) from None
-        checked = _CheckedHook(self, hook, self.read_only and dir == "fwd")
         handle: Any = super().add_hook(
-            checked, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend, alias_names=alias_names
+            _CheckedHook(self, hook),
+            dir=dir,
+            is_permanent=is_permanent,
+            level=level,
+            prepend=prepend,
+            alias_names=alias_names,
         )
         if handle is None:  # transformer_lens before 4.1 returns nothing
             handle = (self.fwd_hooks if dir == "fwd" else self.bwd_hooks)[0 if prepend else -1]

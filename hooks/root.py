@@ -18,23 +18,26 @@ from transformer_lens.hook_points import LensHandle
 from .cache import ActivationCache
 from .capture import Capture
 from .describe import HookRow, HookTable
-from .names import NameFilter, layer_of, select_names
+from .names import NameFilter, count_layers, layer_of, select_names
 from .point import HookPoint, forward_pass
 
 Direction = Literal["fwd", "bwd"]
-Hooks = Sequence[tuple[Any, Callable]]
+Hooks = Sequence[tuple[Any, Callable]]  # (name filter, hook function)
+Added = list[tuple[HookPoint, LensHandle]]
 
 
 class HookedRoot(HookedRootModule):
-    """A transformer_lens root module that validates names, cleans up after any error and returns an `ActivationCache`.
+    """A transformer_lens root module that validates names and cleans up after errors.
 
-    Call `setup()` as the last statement of `__init__`. Hooked and cached passes run eagerly even when the model was compiled in place.
+    Call `setup()` as the last statement of `__init__`. Hooked and cached passes run eagerly even where the
+    model or its blocks are compiled; a plain pass of a compiled model with hooks attached fires them, or
+    raises where fullgraph=True leaves no room for them.
 
     Class attributes:
-        stream_is_additive: the residual stream is a plain sum of what was written to it, so that transformer_lens' residual helpers are
-            exact; they raise `NotAdditiveError` otherwise.
-        hooked_tensors_are_final: no tensor is modified in place after it passed through a hook point, so that caching need not copy. This
-            is verified after every cached run.
+        stream_is_additive: the residual stream is a plain sum of what was written to it, so that the residual
+            helpers of transformer_lens are exact; elsewhere they raise `NotAdditiveError`.
+        hooked_tensors_are_final: no tensor is modified in place after its hook point, so that caching need
+            not copy. Every cached run verifies it.
     """
 
     stream_is_additive: bool = False
@@ -50,7 +53,7 @@ class HookedRoot(HookedRootModule):
     # ---- construction ----
 
     def mount(self, path: str, hook_point: HookPoint) -> HookPoint:
-        """Register `hook_point` under a dotted path, e.g. `blocks.3.ddl_attn.hook_beta`; empty modules are made where the path has none.
+        """Register `hook_point` under a dotted path, with empty modules on the way where there are none.
 
         Raises ValueError when the path is taken, cannot be made, or `setup()` has already run.
         """
@@ -64,8 +67,9 @@ class HookedRoot(HookedRootModule):
             child = at._modules.get(part)
             if child is None:
                 if not part or hasattr(at, part) or isinstance(at, nn.ModuleList):
+                    owner = type(at).__name__
                     raise ValueError(
-                        f"{path!r} cannot be mounted: there is no module {part!r} in {type(at).__name__}, nor room for one."
+                        f"{path!r} cannot be mounted: {owner} has no module {part!r}, nor room for one."
                     )
                 child = nn.Module()
                 at.add_module(part, child)
@@ -76,7 +80,7 @@ class HookedRoot(HookedRootModule):
         return hook_point
 
     def setup(self) -> None:
-        """Give every hook point its name. Raises when one has two names or none, or is not a t2lens HookPoint."""
+        """Name every hook point. Raises when one has two names or none, or is not a t2lens HookPoint."""
         first_name: dict[int, str] = {}
         modules = list(self.named_modules(remove_duplicate=False))
         for name, module in modules:
@@ -101,44 +105,58 @@ class HookedRoot(HookedRootModule):
                 )
                 if any(isinstance(each, LensHookPoint) and id(each) not in first_name for each in held):
                     raise ValueError(
-                        f"{name or type(self).__name__} holds a HookPoint in {attribute!r}, a plain {type(value).__name__}, "
-                        "where it gets no name; use nn.ModuleList, nn.ModuleDict or mount()."
+                        f"{name or type(self).__name__} holds a HookPoint in {attribute!r}, a plain "
+                        f"{type(value).__name__}, where it gets no name; use nn.ModuleList or mount()."
                     )
         super().setup()
+        for _, module in modules:
+            # In the instance dictionary too, so that `self.hook_q` need not go through nn.Module.__getattr__:
+            # that costs more than an idle hook point.
+            vars(module).update(
+                {n: child for n, child in module._modules.items() if isinstance(child, HookPoint)}
+            )
 
     def _check_setup(self) -> None:
-        if not hasattr(self, "hook_dict"):
+        if "hook_dict" not in vars(self):
             raise ValueError(
                 f"{type(self).__name__} has no hook names yet; call setup() at the end of its __init__."
             )
-        if sum(isinstance(module, LensHookPoint) for module in self.modules()) != len(self.hook_dict):
-            names = [
-                n for n, m in self.named_modules() if isinstance(m, LensHookPoint) and n not in self.hook_dict
-            ]
+        count = 0
+        stack: list[nn.Module] = [self]
+        while stack:  # ten times as fast as self.modules(), and this runs before every cached pass
+            for child in stack.pop()._modules.values():
+                if isinstance(child, LensHookPoint):
+                    count += 1
+                elif child is not None and child._modules:
+                    stack.append(child)
+        if count != len(self.hook_dict):
+            named = dict(self.named_modules())
+            late = [n for n, m in named.items() if isinstance(m, LensHookPoint) and n not in self.hook_dict]
+            gone = [n for n in self.hook_dict if n not in named]
             raise ValueError(
-                f"Hook points were added or removed after setup() ({', '.join(names) or 'removed'}); call setup() again."
+                f"Hook points changed after setup(): {', '.join(late + gone) or 'one has two names'}; "
+                "build them in __init__, before setup()."
             )
 
     def describe_hooks(self) -> HookTable:
-        """Every hook point with the words of its shape, its meaning and its unit; no forward pass is needed."""
+        """Every hook point with the words of its shape, its meaning and its unit; needs no forward pass."""
         self._check_setup()
         return HookTable(
-            HookRow(name=name, shape=p.shape, meaning=p.meaning, unit=p.unit)
-            for name, p in self.hook_dict.items()
+            HookRow(name=name, shape=point.shape, meaning=point.meaning, unit=point.unit)
+            for name, point in self.hook_dict.items()
         )
 
     # ---- hooks ----
 
     def _attach(
-        self, where: NameFilter, hook: Callable, dir: Direction, **how: Any
-    ) -> list[tuple[HookPoint, LensHandle]]:
-        added: list[tuple[HookPoint, LensHandle]] = []
+        self, where: NameFilter, hook: Callable, dir: Direction, level: int | None, **how: Any
+    ) -> Added:
+        added: Added = []
         try:
             for name in select_names(where, self.hook_dict)[0]:
                 point = self.hook_dict[name]
-                checks = {key: value for key, value in how.items() if key in ("is_permanent", "prepend")}
-                self.check_hooks_to_add(point, name, hook, dir=dir, **checks)
-                added.append((point, point.add_hook(hook, dir=dir, **how)))
+                self.check_hooks_to_add(point, name, hook, dir=dir, **how)
+                added.append((point, point.add_hook(hook, dir=dir, level=level, **how)))
         except BaseException:
             _detach(added)
             raise
@@ -153,22 +171,22 @@ class HookedRoot(HookedRootModule):
         level: int | None = None,
         prepend: bool = False,
     ) -> list[LensHandle]:
-        """Attach `hook` to every hook point that `name` means (see `resolve_names`) until `reset_hooks`; returns the handles.
+        """Attach `hook` to every hook point that `name` means (see `resolve_names`) until `reset_hooks()`.
 
-        Raises KeyError with the nearest names when nothing matches; then nothing is attached.
+        Returns the handles. KeyError with the nearest names when nothing matches; then nothing is attached.
         """
         self._check_setup()
-        added = self._attach(name, hook, dir, is_permanent=is_permanent, level=level, prepend=prepend)
+        added = self._attach(name, hook, dir, level, is_permanent=is_permanent, prepend=prepend)
         return [handle for _, handle in added]
 
     def list_hooks(self, *args: Any, **kwargs: Any) -> dict[str, list[LensHandle]]:
         """As in transformer_lens, without hooks that were removed through their torch handle."""
-        listed = super().list_hooks(*args, **kwargs)
-        alive = {
-            name: [h for h in handles if h.hook.id in (h.hook.hooks_dict_ref() or ())]
-            for name, handles in listed.items()
-        }
-        return {name: handles for name, handles in alive.items() if handles}
+        listed = {}
+        for name, handles in super().list_hooks(*args, **kwargs).items():
+            alive = [handle for handle in handles if handle.hook.id in (handle.hook.hooks_dict_ref() or ())]
+            if alive:
+                listed[name] = alive
+        return listed
 
     @contextlib.contextmanager
     def hooks(  # type: ignore[override]
@@ -178,18 +196,19 @@ class HookedRoot(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[HookedRoot]:
-        """Attach (name or filter, function) pairs inside a `with` block. Hooks that were there before stay, whatever happens.
+        """Attach (name filter, function) pairs inside a `with` block. Hooks that were there before stay.
 
-        With reset_hooks_end=False they stay afterwards too (for a backward pass), unless the block raises.
+        With reset_hooks_end=False these stay too (for a backward pass), unless the block raises.
         """
         self._check_setup()
-        added: list[tuple[HookPoint, LensHandle]] = []
+        added: Added = []
         self.context_level += 1
         keep = False
         try:
-            for pairs, direction in ((fwd_hooks, "fwd"), (bwd_hooks, "bwd")):
-                for where, hook in pairs:
-                    added += self._attach(where, hook, direction, level=self.context_level)
+            for where, hook in fwd_hooks:
+                added += self._attach(where, hook, "fwd", self.context_level)
+            for where, hook in bwd_hooks:
+                added += self._attach(where, hook, "bwd", self.context_level)
             yield self
             keep = not reset_hooks_end
         finally:
@@ -208,10 +227,10 @@ class HookedRoot(HookedRootModule):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """One forward pass with hooks attached. A hook point that is named in full and does not fire raises KeyError."""
+        """One forward pass with hooks attached; KeyError when a hook point named in full does not fire."""
         if len(bwd_hooks) > 0 and reset_hooks_end:
             logging.warning(
-                "Backward hooks are removed before a backward pass can run; pass reset_hooks_end=False to keep them."
+                "Backward hooks are removed before a backward pass can run; reset_hooks_end=False keeps them."
             )
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             output, fired = self._run_eagerly(model_args, model_kwargs)
@@ -221,9 +240,9 @@ class HookedRoot(HookedRootModule):
         return output
 
     def _run_eagerly(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, set[HookPoint]]:
-        # Compiled graphs have no hooks in them; recompiling every block around its hooks would cost minutes.
-        compiled = "torch._dynamo" in sys.modules
-        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+        # Compiled graphs have no hooks in them, and to recompile every block around its hooks takes minutes.
+        compiler = "torch._dynamo" in sys.modules
+        eager = torch.compiler.set_stance("force_eager") if compiler else contextlib.nullcontext()
         with eager, forward_pass() as fired:
             return self._call_impl(*args, **kwargs), fired
 
@@ -247,39 +266,41 @@ class HookedRoot(HookedRootModule):
         """Run the model and keep what passes through its hook points, after all hooks that are attached.
 
         Args:
-            names_filter: which hook points: a name, glob, compiled pattern, predicate, or an iterable of these; None for all.
+            names_filter: which hook points: a name, a glob, a compiled pattern, a predicate, or an iterable
+                of these; None for all.
             stop_at_layer: passed on to `forward`; hook points of later blocks are not asked for.
-            device, dtype: of the cached tensors (dtype: floating point ones); the model stays where it is.
-            pos_slice: positions to keep (int, tuple as in slice(*tuple), list, transformer_lens Slice); copied, so the rest is freed.
+            device, dtype: of the cached tensors (dtype: floating point ones); the model stays as it is.
+            pos_slice: positions to keep: int, (start, stop[, step]), list, or transformer_lens Slice. Copied,
+                so that the rest is freed.
             remove_batch_dim: drop the batch axis, which must have size 1.
             incl_bwd: call backward() on the output, a scalar, and store gradients as `<name>_grad`.
             return_cache_object: False gives the plain dict.
-            reset_hooks_end: False leaves the capture attached until `reset_hooks()`: later passes overwrite the cache.
+            reset_hooks_end: False leaves the capture attached until `reset_hooks()`; later passes overwrite
+                the cache.
 
         Returns:
             (output, ActivationCache).
 
         Raises:
             KeyError: a filter matches nothing, or a hook point named in full does not fire.
-            ValueError: incl_bwd without gradients or on an output that is not a scalar; batch above 1 with remove_batch_dim.
+            ValueError: incl_bwd without gradients or with an output that is no scalar; remove_batch_dim on a
+                larger batch; pos_slice outside the positions.
             RuntimeError: a hook point fires twice, or a cached tensor was modified in place.
         """
         self._check_setup()
         names, exact = select_names(names_filter, self.hook_dict)
         if stop_at_layer is not None:
             model_kwargs["stop_at_layer"] = stop_at_layer
-            stop = stop_at_layer if stop_at_layer >= 0 else stop_at_layer + self._n_layers()
-            unreached = [
-                name for name in names if (layer_of(name) or 0) >= stop and layer_of(name) is not None
-            ]
-            _refuse_unreached([name for name in unreached if name in exact], stop_at_layer)
-            names = [name for name in names if name not in set(unreached)]
+            stop = stop_at_layer if stop_at_layer >= 0 else stop_at_layer + count_layers(self.hook_dict)
+            beyond = {name for name in names if (layer := layer_of(name)) is not None and layer >= stop}
+            _refuse_unreached([name for name in exact if name in beyond], stop_at_layer)
+            names = [name for name in names if name not in beyond]
         if incl_bwd and not torch.is_grad_enabled():
             raise ValueError(
-                "incl_bwd=True needs gradients, but they are switched off here (no_grad or inference_mode)."
+                "incl_bwd=True needs gradients, but they are off here (no_grad or inference_mode)."
             )
         points = [self.hook_dict[name] for name in names]
-        # A hook of the user may edit in place, so only an otherwise idle model lets us keep tensors without a copy.
+        # A user's hook may edit in place, so only in an otherwise idle model may tensors be kept uncopied.
         alias = self.hooked_tensors_are_final and not any(point.active for point in self.hook_points())
         capture = Capture(
             {},
@@ -315,20 +336,19 @@ class HookedRoot(HookedRootModule):
             self.context_level -= 1
         if not return_cache_object:
             return output, capture.cache
-        cache = ActivationCache(
-            capture.cache,
-            self,
-            has_batch_dim=not remove_batch_dim,
-            tokens=self.input_tokens(*model_args, **model_kwargs),
-        )
-        return output, cache
+        tokens = self.input_tokens(*model_args, **model_kwargs)
+        return output, ActivationCache(capture.cache, self, has_batch_dim=not remove_batch_dim, tokens=tokens)
 
     def input_tokens(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """The token ids [batch, pos] in the arguments of a forward pass, for the cache's record; None when there are none."""
-        given = args[0] if args else kwargs.get("tokens", kwargs.get("input"))
-        if isinstance(given, Tensor) and not given.is_floating_point() and given.dim() in (1, 2):
-            return (given if given.dim() == 2 else given[None]).detach().cpu().clone()
-        return None
+        """The token ids [batch, pos] in the arguments of a forward pass, for the cache; None without any."""
+        given: Any = args[0] if args else kwargs.get("input", kwargs.get("tokens"))
+        texts = [given] if isinstance(given, str) else given
+        if isinstance(texts, list | tuple) and texts:
+            to_tokens: Any = getattr(self, "to_tokens", None)
+            given = to_tokens(texts) if isinstance(texts[0], str) else torch.as_tensor(texts)
+        if not isinstance(given, Tensor) or given.is_floating_point() or given.dim() not in (1, 2):
+            return None
+        return (given if given.dim() == 2 else given[None]).detach().cpu().clone()
 
     def get_caching_hooks(  # type: ignore[override]
         self,
@@ -339,16 +359,13 @@ class HookedRoot(HookedRootModule):
         cache: dict[str, Tensor] | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict[str, Tensor], list[tuple[str, Callable]], list[tuple[str, Callable]]]:
-        """(cache, fwd_hooks, bwd_hooks) for `hooks()`. Tensors are copied, since nobody checks them afterwards."""
+        """(cache, fwd_hooks, bwd_hooks) for `hooks()`. Tensors are copied: nobody checks them afterwards."""
         self._check_setup()
         cache = {} if cache is None else cache
         capture = Capture(cache, device=device, pos_slice=pos_slice, remove_batch_dim=remove_batch_dim)
         names, _ = select_names(names_filter, self.hook_dict)
-        return (
-            cache,
-            [(n, capture) for n in names],
-            [(n, capture.keep_grad) for n in names] if incl_bwd else [],
-        )
+        backward = [(name, capture.keep_grad) for name in names] if incl_bwd else []
+        return cache, [(name, capture) for name in names], backward
 
     def add_caching_hooks(  # type: ignore[override]
         self,
@@ -367,43 +384,27 @@ class HookedRoot(HookedRootModule):
         self.is_caching = True
         return cache
 
-    def depth_decompose(self, record: Any, read: str = "out") -> Any:
-        """Split a read into what each atom contributed; models with a depth record override this."""
-        raise ValueError(
-            f"{type(self).__name__} does not say how a read is decomposed (record {type(record).__name__}, read {read!r})."
-        )
 
-    def _n_layers(self) -> int:
-        return 1 + max(
-            (layer_of(name) or 0 for name in self.hook_dict if layer_of(name) is not None), default=-1
-        )
-
-
-def _detach(added: Iterable[tuple[HookPoint, LensHandle]]) -> None:
+def _detach(added: Added) -> None:
     for point, handle in added:
         point.remove_handles([handle])
 
 
-def _refuse_unreached(names: Sequence[str], stop_at_layer: int | None) -> None:
-    if names:
-        why = (
-            "this pass does not reach"
-            if stop_at_layer is None
-            else f"stop_at_layer={stop_at_layer} does not reach"
-        )
-        raise KeyError(
-            f"{', '.join(map(repr, names))} cannot be cached: {why} {'it' if len(names) == 1 else 'them'}."
-        )
+def _refuse_unreached(names: Iterable[str], stop_at_layer: int | None) -> None:
+    listed = ", ".join(map(repr, names))
+    if listed:
+        why = "this pass" if stop_at_layer is None else f"a pass with stop_at_layer={stop_at_layer}"
+        raise KeyError(f"{listed} cannot be cached: {why} does not reach that far.")
 
 
 def _backward(output: Any) -> None:
     if not isinstance(output, Tensor) or output.numel() != 1:
         got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
-            f"incl_bwd=True needs a scalar output, such as return_type='loss'; the model returned {got}."
+            f"incl_bwd=True needs a scalar, such as return_type='loss' gives; the model returned {got}."
         )
     if not output.requires_grad:
         raise ValueError(
-            "incl_bwd=True needs an output with a gradient; nothing that the model used requires one."
+            "incl_bwd=True needs an output with a gradient, but nothing that the model used has one."
         )
     output.backward()
