@@ -158,7 +158,7 @@ def trace(model: Transformer, input: str | Sequence[int] | Tensor, *, form: str 
         >>> import t2lens
         >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.config.AttnRes())
         >>> tr = t2lens.trace(t2lens.build(cfg, seed=0), [0, 7, 3, 7, 9])
-        >>> tr.dataset["depth_weight"].sel(read="1.attn", pos=3).dropna("source").values.round(3).tolist()
+        >>> tr.dataset["depth_weight"].sel(read="1.attn", pos=3).dropna("source").values.astype(float).round(3).tolist()
         [0.333, 0.333, 0.333]
         >>> bool(tr.verify())
         True
@@ -222,7 +222,7 @@ def _variables(
     residual, n_pos = model.residual, tokens.shape[1]
     writes = [step for step in record.steps if step.out is not None]
     assert record.embed is not None
-    sources = list(dict.fromkeys(s.name for site in model.sites for s in residual.sources(site)))
+    sources = _source_order(model)
     reads = [step.site.name for step in record.steps]
     dtype = np.float64 if logits.dtype == torch.float64 else np.float32
     weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
@@ -278,6 +278,15 @@ def _variables(
         "layer": np.arange(model.cfg.n_layers),
     }
     return out, coords
+
+
+def _source_order(model: Transformer) -> list[str]:
+    """Every source of every read, in the order of writing; those whose content moves (a partial sum) come last."""
+    held: dict[str, set[tuple[str, ...]]] = {}
+    for site in model.sites:
+        for source in model.residual.sources(site):
+            held.setdefault(source.name, set()).add(source.atoms)
+    return sorted(held, key=lambda name: len(held[name]) > 1)  # sorted is stable
 
 
 def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str) -> list[Check]:

@@ -1,0 +1,179 @@
+"""Traces: numbers known by hand, honest gaps, checks that fail when something is wrong, files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import t2lens
+from t2lens.config import AttnRes
+from t2lens.hooks import ActivationCache
+from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
+
+
+def test_the_plain_model_is_the_cumulative_baseline():
+    data = t2lens.trace(tiny("standard"), [0, 7, 3]).dataset
+    for variable, axis in (("depth_weight", "source"), ("mixing", "atom")):
+        grid = data[variable].isel(pos=1)
+        for i, read in enumerate(data["read"].values):
+            row = grid.sel(read=read).values
+            assert (row[: i + 1] == 1).all() and np.isnan(row[i + 1 :]).all()
+        assert list(data[axis].values) == ["embed", "0.attn", "0.mlp", "1.attn", "1.mlp", "2.attn", "2.mlp"]
+
+
+def test_uniform_attention_residuals_by_hand():
+    """At init full AttnRes weighs S sources 1/S; block AttnRes gives every sublayer of a block its block's weight."""
+    full = t2lens.trace(t2lens.build(tiny_config("attnres-full")).double(), [0, 7, 3]).dataset
+    assert np.allclose(full["mixing"].sel(read="out", pos=2), 1 / 7, atol=1e-12)
+    block = t2lens.build(tiny_config("standard", residual=AttnRes(block_size=4))).double()
+    row = t2lens.trace(block, [0, 7, 3]).dataset["mixing"].sel(read="2.mlp", pos=2).values
+    assert np.allclose(row[:6], 1 / 3, atol=1e-12) and np.isnan(row[6])  # embed, block1 (4 atoms), partial (1 atom)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_numbers_are_those_of_the_cache(system):
+    model, ids = tiny(system, 3, local=True), random_tokens(3)[0]
+    data = t2lens.trace(model, ids).dataset
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(ids)
+    assert isinstance(cache, ActivationCache)
+    for site in model.sites:
+        read = cache[site.hook("read")][0]
+        assert np.array_equal(data["residual_norm"].sel(read=site.name), read.norm(dim=-1))
+        name = site.hook("depth_attn")
+        if name in cache:
+            weights = data["depth_weight"].sel(read=site.name).dropna("source", how="all")
+            assert np.array_equal(weights, cache[name][0])
+            assert list(weights["source"].values) == model.sources()[site.name]
+    seen = np.nan_to_num(data["sequence_attention"].values)
+    assert np.array_equal(seen[1], np.tril(cache["blocks.1.attn.hook_pattern"][0]))
+    assert np.array_equal(np.nan_to_num(data["local_attention"].values)[2], np.tril(cache["blocks.2.local.hook_pattern"][0]))
+    if "gate" in data:
+        assert np.array_equal(data["gate"].sel(write="2.mlp"), cache["blocks.2.ddl_mlp.hook_beta"][0, :, 0])
+    loss = model(ids, return_type="loss").detach()
+    assert float(data["loss"].mean()) == pytest.approx(float(loss), abs=1e-6) and np.isnan(data["loss"][0])
+    best = logits[0].argmax(-1)
+    assert [int(x) for x in data["next_token"].values[:, 0]] == best.tolist()
+    assert np.allclose(data["next_logprob"].values[:, 0], logits[0].log_softmax(-1).max(-1).values, atol=1e-12)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_contribution_norms_match_the_contributions(system):
+    model, ids = tiny(system, 4), random_tokens(4)[0]
+    for form in model.residual.forms:
+        norms = t2lens.trace(model, ids, form=form).dataset["contribution_norm"]
+        for read in ("1.attn", "out"):
+            vectors = t2lens.contributions(model, ids, read=read, form=form)[0].detach()
+            there = norms.sel(read=read).notnull().values.all(axis=0)
+            assert there.sum() == model.atoms.index("0.mlp" if read == "1.attn" else "2.mlp") + 1
+            assert np.allclose(norms.sel(read=read).values[:, there], vectors.norm(dim=-1)[:, there], atol=1e-10)
+
+
+def test_bad_prompts_get_one_sentence():
+    model = tiny("standard")
+    for prompt, words in (
+        ("", "empty"),
+        ("  \n", "empty"),
+        ([], "at least one token"),
+        ([[0, 1], [2, 3]], "one sequence"),
+        ([0, 99], "outside the vocabulary"),
+        ("text", "no tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            t2lens.trace(model, prompt)
+    with pytest.raises(ValueError, match="has no form 'x'"):
+        t2lens.trace(model, [0, 1], form="x")
+    assert not any(point.active for point in model.hook_dict.values())
+
+
+def test_a_long_prompt_is_cut_with_a_notice():
+    trace = t2lens.trace(tiny("standard"), [3] * 40)
+    assert len(trace.tokens) == 32
+    assert trace.notices == ["The prompt has 40 tokens; the last 8 are cut off (context 32)."]
+
+
+@pytest.mark.parametrize("n", [1, 2, 32])
+def test_short_and_full_prompts(n):
+    for system in SYSTEMS:
+        trace = t2lens.trace(tiny(system), [5] * n)
+        assert trace.verify().passed and len(trace.tokens) == n
+
+
+def broken_weights(model):
+    """Depth weights are captured, then changed before the read."""
+    original = model.residual.read
+
+    def read(state, site, gates):
+        return original(state, site, gates) * (1.5 if site.name == "1.mlp" and state.done[0].ndim == 3 else 1)
+
+    model.residual.read = read
+
+
+def broken_sum(model):
+    original = model.residual.read_gates
+    model.residual.read_gates = lambda state, site: {"weights": original(state, site)["weights"] * 1.1}
+
+
+def broken_gate(model):
+    model.add_hook("blocks.1.ddl_mlp.hook_beta", lambda beta, hook: beta + 3)
+
+
+def broken_edit(model):
+    """The hook point is bypassed: what it returns is thrown away."""
+    point = model.residual.hook_points["blocks.2.hook_depth_attn_mlp"]
+    model.residual.hook_points["blocks.2.hook_depth_attn_mlp"] = lambda x: (point(x), x)[1]
+
+
+def broken_number(model):
+    model.blocks[1].mlp.output.weight.data[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    "system, break_it, check",
+    [
+        ("attnres-full", broken_weights, "recombination"),
+        ("attnres-full", broken_weights, "mixing"),
+        ("attnres-full", broken_sum, "depth weights sum to 1"),
+        ("attnres-full", broken_sum, "captured = used"),
+        ("attnres-full", broken_edit, "edits reach the logits"),
+        ("ddl", broken_gate, "gate range"),
+        ("standard", broken_number, "finite"),
+    ],
+)
+def test_verify_names_what_is_broken(system, break_it, check):
+    model = tiny(system, 5)
+    assert t2lens.verify(model).passed
+    break_it(model)
+    report = t2lens.verify(model)
+    assert not report.passed and not report[check].passed, str(report)
+    with pytest.raises(KeyError, match="the checks are"):
+        report["nothing"]
+
+
+def test_verify_leaves_the_users_hooks_alone():
+    model = tiny("attnres-full")
+    model.add_hook("blocks.0.hook_mlp_out", lambda x, hook: x * 1.0)
+    t2lens.verify(model)
+    assert list(model.list_hooks()) == ["blocks.0.hook_mlp_out"]
+
+
+def test_files_are_complete_or_refused(tmp_path):
+    trace = t2lens.trace(tiny("ddl-cc"), [0, 7, 3])
+    path = trace.save(tmp_path / "a.safetensors")
+    data = path.read_bytes()
+    cut = tmp_path / "cut.safetensors"
+    for content in (data[: len(data) // 2], b"not a safetensors file", b""):
+        cut.write_bytes(content)
+        with pytest.raises(ValueError, match="not a readable safetensors file"):
+            t2lens.load_trace(cut)
+    with pytest.raises(ValueError, match="There is no file"):
+        t2lens.load_trace(tmp_path / "missing")
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(2)}, cut)
+    with pytest.raises(ValueError, match="not a t2lens trace"):
+        t2lens.load_trace(cut)
+    with pytest.raises(ValueError, match="does not exist"):
+        trace.save(tmp_path / "no" / "folder" / "a.safetensors")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "cut.safetensors"]
