@@ -61,8 +61,7 @@ function el(tag, cls, text, parent) {
 
 function unpack(array) {
   if (!array) return null;
-  const raw = atob(array.b64), bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  const bytes = array.bytes || Uint8Array.from(atob(array.b64), (c) => c.charCodeAt(0));
   if (array.dtype === "f4") return new Float32Array(bytes.buffer);
   return Float32Array.from(new Uint16Array(bytes.buffer), (h) => {  // f2: IEEE half precision
     const e = (h >> 10) & 31, m = h & 1023, sign = h >> 15 ? -1 : 1;

@@ -207,7 +207,10 @@ class View {
     this.tip.style.left = `${Math.max(0, x + 14 + w > box.width ? x - w - 10 : x + 14)}px`;
     this.tip.style.top = `${y + 16 + h > box.height ? y - h - 10 : y + 16}px`;
   }
-  exact(v) { return fmt(v, this.payload.precision === "f4" ? 7 : 3); }
+  exact(v) {
+    if (this.payload.precision === "f4") return fmt(v, 7);
+    return v && Math.abs(v) < 2 ** -14 ? "below 6.1e-5" : fmt(v, 3);  // float16 keeps 3 digits down to 2 ** -14
+  }
   tell(pos, site, i) {
     const q = this.payload.quantities.find((o) => o.key === this.view.quantity), from = this.panels[i];
     const lines = [`${site}   position ${pos}   ${glyphs(from.tokens[pos])}`];

@@ -7,7 +7,8 @@ crosses at once, so choosing needs no server.
 The payload:
 
     rev         hash of everything below; a renderer that gets the same rev again keeps what it has
-    precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits)
+    precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits;
+                an array that float16 cannot hold stays float32)
     hint        one sentence above the maps, or "";  notes  sentences below them
     quantities  [{key, label, unit, signed, lo, hi, above}]: what can colour the grid; one range for all panels,
                 `above` cells exceed hi
@@ -27,7 +28,8 @@ The payload:
         sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
         next        [pos][k] = [token, log probability in nats or null], or null
-    array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}
+    array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}, or for the renderer
+            "bytes", a Uint8Array of the same, in place of "b64"
 """
 
 from __future__ import annotations
@@ -171,6 +173,13 @@ def _panel(
 
 
 def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
+    if precision == "f2":
+        size = np.abs(values)
+        if (size[np.isfinite(size)] > np.finfo(np.float16).max).any():
+            precision = "f4"
+        else:  # what is not zero must not become zero
+            least = np.finfo(np.float16).smallest_subnormal
+            values = np.where((size > 0) & (size < least), np.copysign(least, values), values)
     stored = np.ascontiguousarray(values, dtype=f"<{precision}")
     return {
         "dtype": precision,
