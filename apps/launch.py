@@ -21,7 +21,8 @@ OPTIONS = {
     "client_toolbarMode": "minimal",
     "logger_hideWelcomeMessage": True,
     "client_showErrorDetails": "none",
-    "theme_primaryColor": "#2f4f9e",
+    "theme_light_primaryColor": "#2f4f9e",  # per theme, so that light and dark follow the reader's system
+    "theme_dark_primaryColor": "#8aa8f0",
     "theme_baseFontSize": 14,
     "theme_baseRadius": "small",
 }

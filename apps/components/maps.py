@@ -1,7 +1,7 @@
 """The two-axis maps as a Streamlit component: the renderer of `t2lens.viz`, mounted in the page.
 
 Choosing a cell, a quantity or a kind of depth read is drawn in the browser at once, then reported here as
-state: `cell` = {panel, pos, site}, `show` = {quantity, depth}.
+state: `cell` = {panel, pos, site, turn}, `show` = {quantity, depth, turn}; `turn` is a new number with every choice.
 """
 
 from __future__ import annotations

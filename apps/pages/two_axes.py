@@ -131,12 +131,15 @@ def _notes(traces: list[Any]) -> list[str]:
 
 
 def _chosen() -> None:
-    """The browser reports a choice: keep it and put it into the URL."""
+    """The browser reports a choice: keep it."""
     state = st.session_state
     reported = state["maps"]
-    cell, show = read_cell(reported.get("cell")), reported.get("show")
-    if cell is not None:
-        state["cell"] = cell
+    seen = state.get("seen", {})
+    state["seen"] = {key: reported.get(key) for key in ("cell", "show")}
+    # a value that was here before is an old choice, perhaps of another prompt
+    cell, show = (None if seen.get(key) == value else value for key, value in state["seen"].items())
+    if (chosen := read_cell(cell)) is not None:
+        state["cell"] = chosen
     if isinstance(show, dict):
         if show.get("quantity") in QUANTITIES:
             state["quantity"] = show["quantity"]

@@ -125,8 +125,16 @@ Object.assign(View.prototype, {
       this.text(ctx, name, x - 6, y, { align: "right", ...(r === row && { color: this.colors.ink, weight: 700 }) });
     });
     this.positions(ctx, p, g, strip, pos);
-    if (absent) this.text(ctx, absent, x + (p.T * cw) / 2, g.y + (rows * ch) / 2, { size: 13, halo: true });
     this.cross(ctx, g, p, row, pos);
+    this.cross(ctx, g, p, row, pos);
+    if (absent) {  // said where the cross leaves room
+      const room = rows - 1 - row, mid = x + (p.T * cw) / 2, y = g.y + (room > 2 ? room / 2 : rows * 0.7) * ch;
+      ctx.font = `13px ${this.font}`;
+      const w = ctx.measureText(absent).width + 16;
+      ctx.fillStyle = this.colors.paper;
+      ctx.fillRect(mid - w / 2, y - 11, w, 22);
+      this.text(ctx, absent, mid, y, { size: 13 });
+    }
     const own = p.sequence[site], mode = this.mode.label.toLowerCase();
     m.why.textContent = site === "embed" ? "embed is written, not read: it has no cross."
       : `Down: what ${site} reads in depth (${mode}). ` + (own ? `Left: where it looks in the sequence (${p.headNote(site)}).`

@@ -90,5 +90,6 @@ export function renderMaps(root, payload, onSelect) {
 }
 
 export default function ({ parentElement, data, setStateValue }) {
-  return renderMaps(parentElement, data, setStateValue);
+  // `turn` makes every choice a new value, also the choice of a cell that was chosen in an earlier prompt
+  return renderMaps(parentElement, data, (key, value) => setStateValue(key, { ...value, turn: Date.now() }));
 }

@@ -116,6 +116,24 @@ def test_a_typed_prompt_a_click_and_a_reload(page: Any, server: str, traces: dic
     check_tables(maps, "A", traces[A], site, pos)
 
 
+def test_a_new_prompt_keeps_the_node_and_forgets_old_clicks(page: Any, server: str) -> None:
+    page.goto(link(server, prompt=PROMPT))
+    maps = Maps(page)
+    last = maps.geometry("grid-A")["cols"] - 1
+    maps.click("grid-A", last, 12)
+    site = maps.cell()["site"]
+    page.wait_for_url(f"**node=A%3A{last}%3A{site}**", timeout=5_000)
+    page.get_by_label("Prompt").fill("the king")
+    page.get_by_role("button", name="Run").click()
+    page.wait_for_url("**prompt=the+king&**", timeout=5_000)
+    wait_idle(page)
+    short = maps.geometry("grid-A")["cols"] - 1
+    assert short < last and maps.cell() == {"panel": 0, "pos": short, "site": site}
+    page.locator(".t2l select").first.select_option("write_norm")
+    page.wait_for_url("**quantity=write_norm**", timeout=5_000)
+    assert asked(page)["node"] == f"A:{short}:{site}"
+
+
 def check_tables(maps: Maps, letter: str, trace: t2lens.Trace, site: str, pos: int) -> None:
     """Every number of the panel against the trace, to the digits shown."""
     data = trace.dataset
