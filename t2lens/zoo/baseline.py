@@ -3,9 +3,9 @@
     p(w | v) = (max(c(v, w) - d, 0) + d * n(v) * q(w)) / c(v),      q(w) = m(w) / sum m
 
 c: pair counts, n(v): how many different tokens followed v, m(w): how many different tokens came before w, plus one
-(interpolated Kneser-Ney, the strongest common bigram; Kneser and Ney 1995). A context that was never seen, and the first
-token of a window, are predicted with the smoothed unigram instead. The discount d is the one that predicts the last 5%
-of the training tokens best from the others.
+(interpolated Kneser-Ney, the strongest common bigram; Kneser and Ney 1995). A context that was never seen,
+and the first token of a window, are predicted with the smoothed unigram instead. The discount d is the one
+that predicts the last 5% of the training tokens best from the others.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from t2lens.zoo.files import write_file
+from t2lens.files import write_file
 
 STATE, RUN = "state.json", "run.json"
 

@@ -28,7 +28,9 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar:
             self._bar.stop()
 
@@ -42,4 +44,6 @@ class Progress:
         elif now - self._logged >= LOG_EVERY_S or step == self._steps:
             self._logged = now
             left = (self._steps - step) * self._tokens / max(speed, 1e-9)
-            self._console.print(f"step {step}/{self._steps}, {facts}, {left:.0f} s left", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"step {step}/{self._steps}, {facts}, {left:.0f} s left", highlight=False, soft_wrap=True
+            )

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from t2lens.config import (
-    Attention,
-    AttnRes,
-    DeepDelta,
-    DepthSWA,
-    ModelConfig,
-    ShortSWA,
-    SwiGLU,
-)
+from t2lens.config import Attention, AttnRes, DeepDelta, DepthSWA, ModelConfig, ShortSWA, SwiGLU
 
 BACKBONE = ModelConfig(
     d_vocab=2048,
@@ -37,7 +29,7 @@ RECIPES: dict[str, ModelConfig] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long and how to train: Muon and AdamW, linear warm-up, cosine decay. Defaults: those of the bundled models."""
+    """How long and how to train (Muon and AdamW, linear warm-up, cosine decay); by default as the bundled models."""
 
     tokens: int = 1_500_000  # rounded up to whole steps
     rows: int = 4  # windows per step

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2lens.config import AttnRes, DeepDelta, DepthSWA, ModelConfig
-from t2lens.zoo.files import new_folder
+from t2lens.files import new_folder
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,9 @@ def describe(cfg: ModelConfig) -> str:
         blocks = "full" if residual.block_size is None else f"blocks of {residual.block_size} sublayers"
         text = f"Attention Residuals, {blocks}"
     elif isinstance(residual, DeepDelta):
-        state = "scalar state" if residual.value_channels == 1 else f"expanded state, {residual.value_channels} channels"
+        state = (
+            "scalar state" if residual.value_channels == 1 else f"expanded state, {residual.value_channels} channels"
+        )
         text = f"Deep Delta Learning, {state}"
     elif isinstance(residual, DepthSWA):
         window = "all states" if residual.window is None else f"window of {residual.window} states"
@@ -178,15 +180,19 @@ def _folder(name_or_path: str | Path) -> Path:
     if "/" in str(name_or_path) or "\\" in str(name_or_path):
         raise ValueError(f"There is no model folder {str(name_or_path)!r}.")
     near = get_close_matches(str(name_or_path), names, n=2, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"bundled models are {', '.join(names) or 'none'}."
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}?" if near else f"bundled models are {', '.join(names) or 'none'}."
+    )
     raise ValueError(f"There is no model and no folder called {str(name_or_path)!r}; {hint}")
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     import torch
 
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype or torch.float32
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point or kind.itemsize < 2:
+    kind = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if kind is None:
+        return torch.float32
+    if kind not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise ValueError(f"dtype must be float32, float64, bfloat16 or float16, not {dtype!r}.")
     return kind
 

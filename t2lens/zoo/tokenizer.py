@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t2lens.zoo.files import write_file
+from t2lens.files import write_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -153,9 +153,9 @@ class Tokenizer:
         """Text of some ids. Bytes that are not valid UTF-8 (half a character) become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
-    def str_token(self, token: int) -> str:
+    def str_token(self, id: int) -> str:
         """Text of one id, by itself."""
-        return self.decode([token])
+        return self.decode([id])
 
     def str_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.str_token(token) for token in ids]

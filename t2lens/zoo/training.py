@@ -28,7 +28,7 @@ from t2lens.config import ModelConfig
 from t2lens.model import Transformer, build
 from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.checkpoints import open_run, read_checkpoint, write_checkpoint
-from t2lens.zoo.files import write_file
+from t2lens.files import write_file
 from t2lens.zoo.progress import Progress
 from t2lens.zoo.recipes import RECIPES, Budget, recipe
 from t2lens.zoo.registry import describe, load, save
@@ -51,20 +51,19 @@ def train(
     precision: Precision = "float32",
     threads: int | None = None,
     checkpoint_every: int = 50,
-    resume: bool = True,
 ) -> Path:
     """Train one model and write its folder (config, bf16 weights, tokenizer, record), which `t2lens.load` reads.
 
     Args:
         recipe_or_config: name of a bundled recipe (`recipes.RECIPES`) or a config; its d_vocab must fit the tokenizer.
         corpus_folder: every .txt file below it is read; the last 5% of each is held out.
-        out_folder: must not exist. The unfinished run lives beside it in `<out_folder>.run`, which goes when it ends.
+        out_folder: must not exist. The unfinished run lives beside it in `<out_folder>.run`, which goes when it ends;
+            the same call goes on with it.
         budget: tokens, learning rate, seed, ...; by default that of the bundled models.
         tokenizer: by default one trained on the training part of the corpus with the d_vocab of the config.
         precision: of the arithmetic (bfloat16: autocast); weights and optimizer stay float32.
         threads: CPU threads; torch's own choice by default.
         checkpoint_every: steps between checkpoints.
-        resume: go on with an unfinished run; False forgets it and begins again.
 
     Returns: the path of the model folder.
 
@@ -75,6 +74,9 @@ def train(
     budget = budget or Budget()
     out = Path(out_folder).absolute()
     run_folder = out.with_name(out.name + ".run")
+    if _was_finished(out, run_folder):
+        shutil.rmtree(run_folder)
+        return out
     if out.exists():
         raise ValueError(f"The output folder {str(out_folder)!r} exists already; choose another or delete it.")
     if precision not in ("float32", "bfloat16"):
@@ -101,8 +103,6 @@ def train(
         "budget": asdict(budget),
         "precision": precision,
     }
-    if not resume and run_folder.exists():
-        shutil.rmtree(run_folder)
     state = open_run(run_folder, facts)
 
     model = build(cfg, seed=budget.seed).train()
@@ -197,7 +197,7 @@ def _fit(
     run_folder: Path,
     state: dict[str, Any],
 ) -> None:
-    """Train `model` in place from `state["step"]` to the end, with checkpoints. `state` carries what the record needs."""
+    """Train `model` in place from `state["step"]` to the end; `state` gathers what the record needs."""
     steps, n_ctx = n_steps(budget, model.cfg), model.cfg.n_ctx
     sample = held_out[np.linspace(0, len(held_out) - 1, min(CURVE_ROWS, len(held_out))).astype(int)]
     marks = {round(steps * (i + 1) / N_CURVE) for i in range(N_CURVE)}
@@ -247,10 +247,21 @@ def _export(
     made.rename(out)
 
 
+def _was_finished(out: Path, run_folder: Path) -> bool:
+    """Whether a kill came between the last two acts of a run: the model in place, the run folder not yet gone."""
+    return (
+        (out / "record.json").is_file()
+        and (run_folder / "state.json").is_file()
+        and not (run_folder / "model").exists()
+    )
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) < 3:
-        print("usage: python -m t2lens.zoo.training RECIPE CORPUS_FOLDER OUT_FOLDER [name=value of Budget ...]")
-        print(f"recipes: {', '.join(RECIPES)}")
+        sys.stderr.write(
+            "usage: python -m t2lens.zoo.training RECIPE CORPUS_FOLDER OUT_FOLDER [threads=N] [NAME=VALUE ...]\n"
+            f"recipes: {', '.join(RECIPES)}\n"
+        )
         return 2
     kinds = {name: type(value) for name, value in asdict(Budget()).items()}
     try:
@@ -259,9 +270,9 @@ def main(arguments: list[str]) -> int:
         budget = Budget(**{name: kinds[name](value) for name, value in options.items()})
         out = train(*arguments[:3], budget=budget, threads=int(threads) if threads else None)
     except (ValueError, KeyError) as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
-    print(out)
+    sys.stdout.write(f"{out}\n")
     return 0
 
 
