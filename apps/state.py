@@ -71,9 +71,7 @@ def parse_url(
             return value
         near = get_close_matches(value, allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        notices.append(
-            f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}."
-        )
+        notices.append(f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}.")
         return fallback
 
     a = one_of("a", models, default.model_a)
@@ -129,9 +127,7 @@ def read_cell(value: Any) -> Cell | None:
     return parse_cell(f"{'AB'[panel]}:{pos}:{site}")
 
 
-def fit_cell(
-    cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]
-) -> tuple[Cell, list[str]]:
+def fit_cell(cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]) -> tuple[Cell, list[str]]:
     """The cell, brought inside the traces; tokens[i], sites[i]: number of positions, names of sites of panel i."""
     if cell is None:
         return Cell(panel=0, pos=tokens[0] - 1, site="out"), []
@@ -154,9 +150,7 @@ def limit_prompt(prompt: str) -> tuple[str, list[str]]:
     """The prompt within PROMPT_LIMIT characters, and a notice when it was cut."""
     if len(prompt) <= PROMPT_LIMIT:
         return prompt, []
-    return prompt[:PROMPT_LIMIT], [
-        f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."
-    ]
+    return prompt[:PROMPT_LIMIT], [f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."]
 
 
 def _quote(text: str) -> str:

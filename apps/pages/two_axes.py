@@ -125,9 +125,7 @@ def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
 
 def _notes(traces: list[Any]) -> list[str]:
     first = traces[0].tokens[0]
-    return [
-        f"Position 0 is {first!r}, the start token with which the models were trained; it is not in the prompt."
-    ]
+    return [f"Position 0 is {first}, the start token that every training text began with; it is not typed."]
 
 
 def _chosen() -> None:
@@ -149,9 +147,7 @@ def _chosen() -> None:
 
 def _write_url() -> None:
     state = st.session_state
-    selection = Selection(
-        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell")}
-    )
+    selection = Selection(**{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell")})
     wanted = format_url(selection)
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)

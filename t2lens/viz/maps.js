@@ -45,9 +45,9 @@ class Panel {
     return k > q ? "masked: a later position" : w && q - k >= w ? `masked: outside the window of ${w}` : "";
   }
   headNote(site) { return this.heads[site] === 1 ? "1 head" : `mean of ${this.heads[site]} heads`; }
-  // a site of another model: by name, else by relative depth and kind
+  // a site of another model: by name in models of as many layers, else by relative depth and kind
   same(site, other) {
-    if (this.row.has(site)) return site;
+    if (this.row.has(site) && (other.layers === this.layers || !site.includes("."))) return site;
     const [layer, kind] = site.split("."), depth = Number(layer) / Math.max(1, other.layers - 1);
     const mine = Math.round(depth * (this.layers - 1));
     return this.row.has(`${mine}.${kind}`) ? `${mine}.${kind}` : this.row.has(`${mine}.attn`) ? `${mine}.attn` : "out";

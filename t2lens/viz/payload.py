@@ -190,7 +190,10 @@ def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
 
 def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> dict[str, Any]:
     names, values = ordered_reads(data, key, source_atoms)
-    exists = ~np.isnan(values).all(axis=-1)  # NaN at every position: there is no such source
+    # by name, not by what is NaN: a number that failed is not a source that does not exist
+    sites = [str(site) for site in data["read"].values]
+    there = [source_atoms[s] if key == "weights" else ("embed", *sites[:r]) for r, s in enumerate(sites)]
+    exists = np.array([[name in held for name in names] for held in there])
     return {
         "names": names,
         "columns": [np.flatnonzero(row).tolist() for row in exists],
@@ -250,15 +253,17 @@ def _next_tokens(data: Any) -> list[list[list[Any]]] | None:
 
 
 def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
-    """The menu entry of one quantity and its range over all panels: its own limits, or least to largest value. A few values
-    far above all others (a start token's norm, say) are left above the range, marked and counted."""
+    """The menu entry of one quantity and its range over all panels: its own limits, or least to largest value.
+
+    A few values far above all others (a start token's norm, say) stay above the range, marked and counted.
+    """
     shown = next((grid for grid in grids if not grid.absent), grids[0])
     low, high = shown.limits
     values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
     if low is None or high is None:
         low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
         most = float(np.quantile(values, 0.98)) if values.size else high
-        high = most if high - low > 3 * (most - low) > 0 else high
+        high = most if high - low > 3 * (most - low) else high
     signed = shown.quantity.scale == "diverging"
     if signed:
         low, high = -max(-low, high), max(-low, high)

@@ -79,9 +79,7 @@ def test_a_typed_prompt_a_click_and_a_reload(page: Any, server: str, traces: dic
         key, atom = int(attention.argmax()), int(mixing[:row].argmax())
         assert attention[key] > 0.05
         strongest[name] = (key, atom)
-    before = {
-        letter: maps.pixel(f"grid-{letter}", strongest[name][0], row) for letter, name in (("A", A), ("B", B))
-    }
+    before = {letter: maps.pixel(f"grid-{letter}", strongest[name][0], row) for letter, name in (("A", A), ("B", B))}
     maps.click("grid-A", pos, row)
     for letter, name in (("A", A), ("B", B)):
         key, atom = strongest[name]
@@ -162,9 +160,7 @@ def check_tables(maps: Maps, letter: str, trace: t2lens.Trace, site: str, pos: i
         same(probability, math.exp(float(data["next_logprob"].values[pos, k])))
 
 
-def test_hover_is_linked_across_panels_and_maps(
-    page: Any, server: str, traces: dict[str, t2lens.Trace]
-) -> None:
+def test_hover_is_linked_across_panels_and_maps(page: Any, server: str, traces: dict[str, t2lens.Trace]) -> None:
     page.goto(link(server, prompt=PROMPT, node="A:5:4.attn"))
     maps = Maps(page)
     for name, trace in ((A, traces[A]), (B, traces[B])):
@@ -245,9 +241,7 @@ def test_it_fits_the_screen(browser: Any, server: str, screenshots: Path, width:
     page.wait_for_timeout(300)
     page.screenshot(path=screenshots / f"dashboard-{width}.png")
     box = maps.canvas("grid-B").bounding_box()
-    assert (
-        box["x"] + box["width"] <= width and box["y"] + box["height"] <= height
-    )  # both grids without scrolling
+    assert box["x"] + box["width"] <= width and box["y"] + box["height"] <= height  # both grids without scrolling
     assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
     page.close()
     assert errors == []
