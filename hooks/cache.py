@@ -81,7 +81,7 @@ class ActivationCache(LensCache):
         if isinstance(key, str):
             name = get_act_name(key)
         elif isinstance(key, tuple) and len(key) in (1, 2, 3) and isinstance(key[0], str):
-            short, layer, kind = (*key, None, None)[:3]
+            short, layer, kind = key[0], *(*key[1:], None, None)[:2]
             if isinstance(layer, int) and layer < 0:
                 layer += self._n_layers()
             name = get_act_name(short, layer, kind)
@@ -119,9 +119,7 @@ class ActivationCache(LensCache):
             tokens=tokens[None] if tokens is not None and rows.mode == "int" else tokens,
         )
 
-    def stack_activation(
-        self, activation_name: str, layer: int = -1, sublayer_type: str | None = None
-    ) -> Tensor:
+    def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str | None = None) -> Tensor:
         """Tensors of one name from blocks 0 to layer-1, as [layer, ...]; ValueError when shapes differ."""
         count = self._n_layers() if layer in (None, -1) else layer
         parts = [self[(activation_name, index, sublayer_type)] for index in range(count)]
@@ -222,9 +220,7 @@ class ActivationCache(LensCache):
             order = sorted(range(len(labels)), key=lambda i: _place(labels[i]))
             parts, labels = parts[order], [labels[i] for i in order]
         if apply_ln:
-            parts = self.apply_ln_to_stack(
-                parts, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim
-            )
+            parts = self.apply_ln_to_stack(parts, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim)
         return (parts, labels) if return_labels else parts
 
     def get_full_resid_decomposition(
@@ -250,9 +246,7 @@ class ActivationCache(LensCache):
             positions = pos_slice if isinstance(pos_slice, Slice) else Slice(pos_slice)
             more = torch.stack([positions.apply(self[name], dim=-2) for name in names])
             if apply_ln:
-                more = self.apply_ln_to_stack(
-                    more, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim
-                )
+                more = self.apply_ln_to_stack(more, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim)
             more = more if project_output_onto is None else more @ project_output_onto
             parts = torch.cat([parts, more])
             labels = [*labels, *(f"{name.split('.')[1]}_local_out" for name in names)]

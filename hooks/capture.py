@@ -48,19 +48,13 @@ class Capture:
             return None  # another session runs the same model at the same time
         name = hook.name
         if name is None:
-            raise ValueError(
-                "A HookPoint without a name cannot be cached; call setup() at the end of __init__."
-            )
+            raise ValueError("A HookPoint without a name cannot be cached; call setup() at the end of __init__.")
         if tensor.dim() != hook.n_dims:
-            raise ValueError(
-                f"Hook {name!r} is declared as '{hook.shape}', but a tensor {list(tensor.shape)} came."
-            )
+            raise ValueError(f"Hook {name!r} is declared as '{hook.shape}', but a tensor {list(tensor.shape)} came.")
         self.cache[name] = self._keep(tensor, hook, self.alias)
         if not (self.grads and tensor.requires_grad):
             return None
-        seen = tensor.view_as(
-            tensor
-        )  # a node of its own: its gradient is what flows back into this place and no other
+        seen = tensor.view_as(tensor)  # a node of its own: its gradient is what flows back into this place and no other
         seen.register_hook(partial(self.keep_grad, hook=hook))
         return seen
 

@@ -62,9 +62,7 @@ class HookTable(list[HookRow]):
     def __str__(self) -> str:
         cells = [("name", "shape", "meaning", "unit"), *(astuple(row) for row in self.folded())]
         widths = [max(len(row[i]) for row in cells) for i in range(4)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells
-        ]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__

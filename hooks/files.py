@@ -28,9 +28,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], info
         whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
         # safetensors writes neither views nor one piece of memory under two names.
         keep = whole and place not in seen
-        plain[name] = (
-            tensor.detach() if keep else tensor.detach().clone(memory_format=torch.contiguous_format)
-        )
+        plain[name] = tensor.detach() if keep else tensor.detach().clone(memory_format=torch.contiguous_format)
         seen.add(place)
     text = json.dumps({"format": FORMAT, **info}, separators=(",", ":"), ensure_ascii=True)
     target = Path(path)

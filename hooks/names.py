@@ -63,9 +63,7 @@ def resolve_names(names_filter: NameFilter, names: Collection[str]) -> list[str]
     if isinstance(names_filter, re.Pattern):
         found = [name for name in names if names_filter.search(name)]
         if not found:
-            raise KeyError(
-                f"The pattern {names_filter.pattern!r} matches none of the {len(names)} hook points."
-            )
+            raise KeyError(f"The pattern {names_filter.pattern!r} matches none of the {len(names)} hook points.")
         return found
     if callable(names_filter):
         found = [name for name in names if names_filter(name)]
@@ -81,9 +79,7 @@ def resolve_names(names_filter: NameFilter, names: Collection[str]) -> list[str]
                 raise TypeError("A collection of hook names must not hold None.")
             wanted.update(resolve_names(part, names))
         if empty:
-            raise KeyError(
-                "An empty collection names no hook point; leave names_filter out to take all of them."
-            )
+            raise KeyError("An empty collection names no hook point; leave names_filter out to take all of them.")
         return [name for name in names if name in wanted]
     raise TypeError(
         "names_filter must be a name, a glob, a compiled pattern, a function of the name, or a collection of "

@@ -122,9 +122,7 @@ class HookPoint(LensHookPoint):
         return torch.compiler.is_compiling() or bool(self._taps) or self._has_torch_hooks()
 
     def _has_torch_hooks(self) -> bool:
-        return bool(
-            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        )
+        return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._live:
@@ -152,9 +150,7 @@ class HookPoint(LensHookPoint):
             if y is not x:
                 self.check_result(x, y, "a hook")
             if self.read_only and not torch.allclose(before, y, rtol=0, atol=0, equal_nan=True):
-                raise ValueError(
-                    f"Hook {self.label} is read-only: nothing reads its tensor, so it must not be edited."
-                )
+                raise ValueError(f"Hook {self.label} is read-only: nothing reads its tensor, so it must not be edited.")
         for tap in self._taps:
             seen = tap(y, hook=self)
             y = y if seen is None else seen
@@ -251,9 +247,7 @@ class HookPoint(LensHookPoint):
         self._live = bool(self._taps) or self._has_torch_hooks()
 
     # torch's own ways to attach something all pass through here, so that `_live` cannot miss one.
-    def _register(
-        self, register: Callable[..., RemovableHandle], *args: Any, **kwargs: Any
-    ) -> RemovableHandle:
+    def _register(self, register: Callable[..., RemovableHandle], *args: Any, **kwargs: Any) -> RemovableHandle:
         with _attaching:
             handle = register(*args, **kwargs)
             self._live = True

@@ -58,9 +58,7 @@ class HookedRoot(HookedRootModule):
         Raises ValueError when the path is taken, cannot be made, or `setup()` has already run.
         """
         if hasattr(self, "hook_dict"):
-            raise ValueError(
-                f"{path!r} cannot be mounted after setup(), which gives hook points their names."
-            )
+            raise ValueError(f"{path!r} cannot be mounted after setup(), which gives hook points their names.")
         *parents, last = path.split(".")
         at: nn.Module = self
         for part in parents:
@@ -68,9 +66,7 @@ class HookedRoot(HookedRootModule):
             if child is None:
                 if not part or hasattr(at, part) or isinstance(at, nn.ModuleList):
                     owner = type(at).__name__
-                    raise ValueError(
-                        f"{path!r} cannot be mounted: {owner} has no module {part!r}, nor room for one."
-                    )
+                    raise ValueError(f"{path!r} cannot be mounted: {owner} has no module {part!r}, nor room for one.")
                 child = nn.Module()
                 at.add_module(part, child)
             at = child
@@ -96,13 +92,7 @@ class HookedRoot(HookedRootModule):
             first_name[id(module)] = name
         for name, module in modules:
             for attribute, value in vars(module).items():
-                held = (
-                    value.values()
-                    if isinstance(value, dict)
-                    else value
-                    if isinstance(value, list | tuple)
-                    else ()
-                )
+                held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
                 if any(isinstance(each, LensHookPoint) and id(each) not in first_name for each in held):
                     raise ValueError(
                         f"{name or type(self).__name__} holds a HookPoint in {attribute!r}, a plain "
@@ -112,15 +102,11 @@ class HookedRoot(HookedRootModule):
         for _, module in modules:
             # In the instance dictionary too, so that `self.hook_q` need not go through nn.Module.__getattr__:
             # that costs more than an idle hook point.
-            vars(module).update(
-                {n: child for n, child in module._modules.items() if isinstance(child, HookPoint)}
-            )
+            vars(module).update({n: child for n, child in module._modules.items() if isinstance(child, HookPoint)})
 
     def _check_setup(self) -> None:
         if "hook_dict" not in vars(self):
-            raise ValueError(
-                f"{type(self).__name__} has no hook names yet; call setup() at the end of its __init__."
-            )
+            raise ValueError(f"{type(self).__name__} has no hook names yet; call setup() at the end of its __init__.")
         count = 0
         stack: list[nn.Module] = [self]
         while stack:  # ten times as fast as self.modules(), and this runs before every cached pass
@@ -148,9 +134,7 @@ class HookedRoot(HookedRootModule):
 
     # ---- hooks ----
 
-    def _attach(
-        self, where: NameFilter, hook: Callable, dir: Direction, level: int | None, **how: Any
-    ) -> Added:
+    def _attach(self, where: NameFilter, hook: Callable, dir: Direction, level: int | None, **how: Any) -> Added:
         added: Added = []
         try:
             for name in select_names(where, self.hook_dict)[0]:
@@ -296,9 +280,7 @@ class HookedRoot(HookedRootModule):
             _refuse_unreached([name for name in exact if name in beyond], stop_at_layer)
             names = [name for name in names if name not in beyond]
         if incl_bwd and not torch.is_grad_enabled():
-            raise ValueError(
-                "incl_bwd=True needs gradients, but they are off here (no_grad or inference_mode)."
-            )
+            raise ValueError("incl_bwd=True needs gradients, but they are off here (no_grad or inference_mode).")
         points = [self.hook_dict[name] for name in names]
         # A user's hook may edit in place, so only in an otherwise idle model may tensors be kept uncopied.
         alias = self.hooked_tensors_are_final and not any(point.active for point in self.hook_points())
@@ -313,7 +295,6 @@ class HookedRoot(HookedRootModule):
             thread=threading.get_ident(),
         )
         keep = False
-        self.context_level += 1
         self.is_caching = True
         try:
             for point in points:
@@ -333,7 +314,6 @@ class HookedRoot(HookedRootModule):
                 self.is_caching = False
             if clear_contexts and reset_hooks_end:
                 self.clear_contexts()
-            self.context_level -= 1
         if not return_cache_object:
             return output, capture.cache
         tokens = self.input_tokens(*model_args, **model_kwargs)
@@ -400,11 +380,7 @@ def _refuse_unreached(names: Iterable[str], stop_at_layer: int | None) -> None:
 def _backward(output: Any) -> None:
     if not isinstance(output, Tensor) or output.numel() != 1:
         got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(
-            f"incl_bwd=True needs a scalar, such as return_type='loss' gives; the model returned {got}."
-        )
+        raise ValueError(f"incl_bwd=True needs a scalar, such as return_type='loss' gives; the model returned {got}.")
     if not output.requires_grad:
-        raise ValueError(
-            "incl_bwd=True needs an output with a gradient, but nothing that the model used has one."
-        )
+        raise ValueError("incl_bwd=True needs an output with a gradient, but nothing that the model used has one.")
     output.backward()
