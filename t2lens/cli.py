@@ -55,6 +55,8 @@ def models() -> None:
 
     with _sentences():
         found = t2lens.list_models()
+        if not found:
+            raise ValueError("This installation holds no bundled models.")
     table = _table("name", "system", "parameters>", "held-out loss>", "bigram loss>", "trained on>")
     for info in found:
         table.add_row(
@@ -190,7 +192,7 @@ def _table(*columns: str, title: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="", pad_edge=False)
     for name in columns:
         number = name.endswith(">")
         table.add_column(name.rstrip(">"), justify="right" if number else "left", no_wrap=number)
@@ -235,6 +237,8 @@ def _traces(text: str | None, model: str, model_b: str | None, ids: str | None, 
 
 
 def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
+    from textwrap import fill
+
     from t2lens.analysis.quantities import QUANTITIES, grid
     from t2lens.analysis.quantities import quantity as known
     from t2lens.viz.labels import fmt, glyphs
@@ -249,12 +253,15 @@ def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
     for one in traces:
         console.print(summary(one, quantity), soft_wrap=True)
         at = pos % len(one.tokens)
-        grids = [each for key in QUANTITIES if not (each := grid(one, key)).absent]
-        heads = [f"{each.quantity.label}{f' ({each.quantity.unit})' if each.quantity.unit else ''}>" for each in grids]
-        title = f"position {at} '{glyphs(one.tokens[at])}'"
-        table = _table("site", *heads, "reads most from depth", title=title)
-        for i, site in reversed(list(enumerate(grids[0].sites))):
-            numbers = ["" if each.why(site) else fmt(float(each.values[i, at])) for each in grids]
+        shown = [grid(one, key) for key in QUANTITIES if key != "effective_sources"]  # exp of the entropy beside it
+        shown = [each for each in shown if not each.absent]
+        heads = [
+            fill(f"{each.quantity.label} {each.quantity.unit and f'({each.quantity.unit})'}", 11) for each in shown
+        ]
+        title = f"At position {at} '{glyphs(one.tokens[at])}':"
+        table = _table("site", *(f"{head}>" for head in heads), "reads most from", title=title)
+        for i, site in reversed(list(enumerate(shown[0].sites))):
+            numbers = ["" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown]
             most = "" if site == "embed" else ", ".join(f"{n} {fmt(v, 2)}" for n, v in top_reads(one, site, at)[1][:2])
             table.add_row(site, *numbers, most)
         console.print()
