@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
+    "HEADS",
     "NO_MODEL",
     "PROMPT_LIMIT",
     "Cell",
@@ -25,6 +26,9 @@ __all__ = [
 
 PROMPT_LIMIT = 4000
 """Characters of a prompt; the models read far fewer tokens, and a URL should stay a URL."""
+
+HEADS = ("mean", *map(str, range(64)))
+"""What the choice of an attention head can be; a site without that head shows its mean."""
 
 NO_MODEL = "none"
 """Stands for "no model B": show A alone."""
@@ -41,13 +45,15 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Everything that a link restores. cell None: the last position at `out`."""
+    """Everything that a link restores. head: "mean", or the number of an attention head as text; cell None: the
+    last position at `out`."""
 
     model_a: str
     model_b: str
     prompt: str
     quantity: str
     depth: str
+    head: str = "mean"
     cell: Cell | None = None
 
 
@@ -61,7 +67,7 @@ def parse_url(
 ) -> tuple[Selection, list[str]]:
     """The selection that URL parameters ask for, and one notice for each that had to fall back to `default`.
 
-    Parameters: a, b (models; b may be "none"), prompt, quantity, depth, node ("A:7:5.mlp").
+    Parameters: a, b (models; b may be "none"), prompt, quantity, depth, head ("mean", "0", ...), node ("A:7:5.mlp").
     """
     notices: list[str] = []
 
@@ -89,6 +95,7 @@ def parse_url(
         prompt=prompt,
         quantity=one_of("quantity", quantities, default.quantity),
         depth=one_of("depth", depths, default.depth),
+        head=one_of("head", HEADS, default.head),
         cell=cell,
     )
     return selection, notices
@@ -102,6 +109,7 @@ def format_url(selection: Selection) -> dict[str, str]:
         "prompt": selection.prompt,
         "quantity": selection.quantity,
         "depth": selection.depth,
+        "head": selection.head,
     }
     if selection.cell is not None:
         params["node"] = format_cell(selection.cell)

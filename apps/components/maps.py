@@ -1,7 +1,7 @@
 """The two-axis maps as a Streamlit component: the renderer of `t2lens.viz`, mounted in the page.
 
-Choosing a cell, a quantity or a kind of depth read is drawn in the browser at once, then reported here as
-state: `cell` = {panel, pos, site, turn}, `show` = {quantity, depth, turn}; `turn` is a new number with every choice.
+A choice is drawn in the browser at once and then reported here as state: `cell` = {panel, pos, site, turn} and
+`show` = {quantity, depth, head, turn}, where `turn` is a new number with every choice.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import streamlit as st
+from streamlit.components.v2 import component
 
 from t2lens.viz.payload import renderer_js
 
 __all__ = ["maps"]
 
-_mount = st.components.v2.component("t2lens.maps", js=renderer_js())  # once, at import: never inside a page
+_mount = component("t2lens.maps", js=renderer_js())  # once, at import: never inside a page
 
 
 def maps(payload: dict[str, Any], *, key: str, on_change: Callable[[], None]) -> Any:

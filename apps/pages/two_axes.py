@@ -10,6 +10,7 @@ from t2lens.analysis.quantities import QUANTITIES
 from t2lens.apps import loaders
 from t2lens.apps.components.maps import maps
 from t2lens.apps.state import (
+    HEADS,
     NO_MODEL,
     PROMPT_LIMIT,
     Cell,
@@ -29,6 +30,9 @@ HINT = (
     "Each cell is a node: position across, depth upwards. The framed node reads along its warm arms: downwards "
     "from earlier layers, to the left from earlier words. Choose any cell, or move with the arrow keys."
 )
+HEADS_UP_TO = 128
+"""Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
+
 STYLE = """<style>
 .stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 1.1rem 2rem 2rem; max-width: 1680px;}
 [data-testid="stHeader"] {display: none;}
@@ -83,7 +87,7 @@ def _read_url(names: list[str]) -> list[str]:
     selection, notices = parse_url(
         asked, _default(names), models=names, quantities=list(QUANTITIES), depths=list(DEPTH)
     )
-    for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell"):
+    for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell"):
         state[key] = getattr(selection, key)
     state["hint"] = "" if asked else HINT
     return notices
@@ -115,6 +119,8 @@ def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
             traces,
             quantity=state["quantity"],
             depth=state["depth"],
+            head=state["head"],
+            heads=max(len(trace.tokens) for trace in traces) <= HEADS_UP_TO,
             cell=(cell.panel, cell.pos, cell.site),
             hint=state["hint"],
             notes=_notes(traces),
@@ -124,8 +130,11 @@ def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
 
 
 def _notes(traces: list[Any]) -> list[str]:
-    first = traces[0].tokens[0]
-    return [f"Position 0 is {first}, the start token that every training text began with; it is not typed."]
+    first, longest = traces[0].tokens[0], max(len(trace.tokens) for trace in traces)
+    notes = [f"Position 0 is {first}, the start token that every training text began with; it is not typed."]
+    if longest > HEADS_UP_TO:
+        notes.append(f"Single attention heads are shown for prompts of up to {HEADS_UP_TO} tokens.")
+    return notes
 
 
 def _chosen() -> None:
@@ -143,11 +152,15 @@ def _chosen() -> None:
             state["quantity"] = show["quantity"]
         if show.get("depth") in DEPTH:
             state["depth"] = show["depth"]
+        if show.get("head") in HEADS:
+            state["head"] = show["head"]
 
 
 def _write_url() -> None:
     state = st.session_state
-    selection = Selection(**{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "cell")})
+    selection = Selection(
+        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell")}
+    )
     wanted = format_url(selection)
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)

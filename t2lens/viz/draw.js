@@ -18,6 +18,7 @@ Object.assign(View.prototype, {
     }
     this.quantity = this.payload.quantities.find((o) => o.key === this.view.quantity);
     this.mode = this.payload.depth.find((o) => o.key === this.view.depth);
+    for (const p of this.panels) p.head = this.view.head;
     this.bars();
     this.legend();
     for (const m of this.maps) { this[m.kind](m); this.mark(m); }

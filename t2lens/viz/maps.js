@@ -21,6 +21,8 @@ class Panel {
       return [mode, { ...r, start, values: unpack(r.values) }];
     }));
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
+    this.patterns = Object.fromEntries(Object.entries(data.patterns).map(([site, v]) => [site, unpack(v)]));
+    this.head = "mean";
   }
   value(key, row, pos) { return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN; }
   why(key, row) { return this.absent[key] || (this.missing[key] || {})[this.rows[row]] || ""; }
@@ -38,13 +40,22 @@ class Panel {
     for (let i = this.row.get(site); i > 0; i--) if (this.sequence[this.rows[i]]) return this.rows[i];
     return this.rows.find((name) => this.sequence[name]);
   }
-  attention(site, q, k) { return this.masked(site, q, k) || !this.sequence[site] ? NaN : this.sequence[site][(q * (q + 1)) / 2 + k]; }
+  // the chosen head of a site, or null for the mean (also where the site has no such head)
+  one(site) { return this.patterns[site] && this.head !== "mean" && Number(this.head) < this.heads[site] ? Number(this.head) : null; }
+  attention(site, q, k) {
+    if (!this.sequence[site] || this.masked(site, q, k)) return NaN;
+    const h = this.one(site), at = (q * (q + 1)) / 2 + k;
+    return h === null ? this.sequence[site][at] : this.patterns[site][(h * this.T * (this.T + 1)) / 2 + at];
+  }
   // why query q cannot see key k, or ""
   masked(site, q, k) {
     const w = this.windows[site];
     return k > q ? "masked: a later position" : w && q - k >= w ? `masked: outside the window of ${w}` : "";
   }
-  headNote(site) { return this.heads[site] === 1 ? "1 head" : `mean of ${this.heads[site]} heads`; }
+  headNote(site) {
+    const n = this.heads[site], h = this.one(site);
+    return n === 1 ? "1 head" : h === null ? `mean of ${n} heads` : `head ${h} of 0\u2013${n - 1}`;
+  }
   // a site of another model: by name in models of as many layers, else by relative depth and kind
   same(site, other) {
     if (this.row.has(site) && (other.layers === this.layers || !site.includes("."))) return site;
@@ -96,6 +107,8 @@ class View {
     this.cool = this.bar(head);
     this.choice(head, "reads from depth", "depth", payload.depth);
     this.warm = this.bar(head);
+    const heads = Math.max(0, ...this.panels.flatMap((p) => Object.keys(p.patterns).map((site) => p.heads[site])));
+    if (heads > 1) this.choice(head, "attention head", "head", ["mean", ...Array(heads).keys()].map((h) => ({ key: String(h), label: String(h) })));
     this.back = this.bar(head);
     this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, this.sheet);
@@ -135,7 +148,7 @@ class View {
     select.onchange = () => {
       this.view[key] = select.value;
       this.draw();
-      this.onSelect("show", { quantity: this.view.quantity, depth: this.view.depth });
+      this.onSelect("show", { quantity: this.view.quantity, depth: this.view.depth, head: this.view.head });
     };
   }
   bar(parent) {

@@ -1,8 +1,8 @@
 """What the two-axis maps need from one or two traces, as one JSON-able dict, and the renderer as one text.
 
-`maps_payload` takes traces, as `t2lens.trace` and `t2lens.load_trace` return them, and needs neither torch nor the models. The renderer (`renderer_js`)
-draws such a payload in the app, in a notebook and in a static page. Everything that any choice of a node can show
-crosses at once, so choosing needs no server.
+`maps_payload` takes traces, as `t2lens.trace` and `t2lens.load_trace` return them, and needs neither torch nor
+the models. The renderer (`renderer_js`) draws such a payload in the app, in a notebook and in a static page.
+Everything that any choice of a node can show crosses at once, so choosing needs no server.
 
 The payload:
 
@@ -15,7 +15,7 @@ The payload:
     depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing",
                 "contribution"), one range for all panels
     sequenceHi  top of the range of sequence attention (1)
-    view        {panel, pos, site, quantity, depth}: what is chosen at first
+    view        {panel, pos, site, quantity, depth, head}: what is chosen at first; head is "mean" or "0", "1", ...
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
@@ -26,6 +26,7 @@ The payload:
                     names of the sources that exist for read r; values = array [sum of len(columns[r]), pos]
         holds       {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
         sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
+        patterns    {site: array [head, pos (pos + 1) / 2]}: the same of every head, or {}
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
         next        [pos][k] = [token, log probability in nats or null], or null
     array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}, or for the renderer
@@ -93,12 +94,15 @@ def maps_payload(
     precision: Literal["f4", "f2"] = "f4",
     reads: Sequence[str] = tuple(DEPTH),
     sequence: bool = True,
+    heads: bool = False,
+    head: str = "mean",
 ) -> dict[str, Any]:
     """The payload (see above) of one or two traces.
 
     quantity, depth: what is shown first; cell: (panel, position, site) chosen first, by default the last position
     at `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention
-    (its size grows with the square of the prompt); precision "f2" halves every array.
+    (its size grows with the square of the prompt); heads: whether each head of it and not the mean alone; head: which
+    one is shown first; precision "f2" halves every array.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -106,12 +110,10 @@ def maps_payload(
         raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
     unknown = set(reads) - set(DEPTH)
     if unknown or not reads:
-        raise ValueError(
-            f"Reads from depth are {', '.join(DEPTH)}, not {', '.join(sorted(unknown)) or 'nothing'}."
-        )
+        raise ValueError(f"Reads from depth are {', '.join(DEPTH)}, not {', '.join(sorted(unknown)) or 'nothing'}.")
     grids = [{key: grid(trace, key) for key in QUANTITIES} for trace in traces]
     panels = [
-        _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence)
+        _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence, heads)
         for i, trace in enumerate(traces)
     ]
     quantities = [quantity_range([each[key] for each in grids]) for key in QUANTITIES]
@@ -128,7 +130,7 @@ def maps_payload(
         "depth": [depth_range(key, traces) for key in DEPTH if key in reads],
         "sequenceHi": 1.0,
         "panels": panels,
-        "view": {"panel": panel, "pos": pos, "site": site, "quantity": quantity, "depth": depth},
+        "view": {"panel": panel, "pos": pos, "site": site, "quantity": quantity, "depth": depth, "head": head},
     }
     text = json.dumps(payload, sort_keys=True, allow_nan=False)
     return {"rev": hashlib.sha256(text.encode()).hexdigest()[:16], **payload}
@@ -146,6 +148,7 @@ def _panel(
     precision: str,
     reads: Sequence[str],
     sequence: bool,
+    heads: bool,
 ) -> dict[str, Any]:
     data = trace.dataset
     sites = [str(site) for site in data["read"].values]
@@ -165,8 +168,9 @@ def _panel(
         "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
         "reads": {key: _reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
         "holds": _holds(trace.source_atoms, data),
-        "sequence": {site: pack(triangle(heads.mean(axis=0))) for site, heads in patterns.items()},
-        "heads": {site: len(heads) for site, heads in patterns.items()},
+        "sequence": {site: pack(triangle(each.mean(axis=0))) for site, each in patterns.items()},
+        "patterns": {site: pack(triangle(each)) for site, each in patterns.items() if heads and len(each) > 1},
+        "heads": {site: len(each) for site, each in patterns.items()},
         "windows": _windows(trace.config, patterns),
         "next": _next_tokens(data),
     }
@@ -235,9 +239,7 @@ def _badge(checks: Sequence[Any]) -> dict[str, Any]:
     if not checks:
         return {"ok": False, "text": "not verified", "lines": ["This trace carries no checks."]}
     failed = [check.name for check in checks if not check.passed]
-    lines = [
-        f"{'ok  ' if c.passed else 'FAIL'} {c.name}: {c.value:.3g} (limit {c.limit:.3g})" for c in checks
-    ]
+    lines = [f"{'ok  ' if c.passed else 'FAIL'} {c.name}: {c.value:.3g} (limit {c.limit:.3g})" for c in checks]
     text = f"failed: {', '.join(failed)}" if failed else f"verified ({len(checks)} checks)"
     return {"ok": not failed, "text": text, "lines": lines}
 

@@ -81,6 +81,7 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "prompt": PROMPT,
         "quantity": "residual_norm",
         "depth": "contribution",
+        "head": "2",
         "node": "A:2:3.attn",
     }
     app = open_app(**asked)
@@ -91,6 +92,7 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "site": "3.attn",
         "quantity": "residual_norm",
         "depth": "contribution",
+        "head": "2",
     }
     assert [panel["name"] for panel in payload(app)["panels"]] == ["standard"]
     assert forward_passes == [PROMPT]
@@ -120,7 +122,7 @@ def test_a_prompt_over_the_context_is_cut_with_a_notice() -> None:
     app = open_app(prompt="so it was " * 200)
     assert not app.exception
     assert "cut off" in texts(app)
-    n_ctx = loaders.load(app.selectbox[0].value).model.cfg.n_ctx
+    n_ctx = loaders.load(str(app.selectbox[0].value)).model.cfg.n_ctx
     assert len(payload(app)["panels"][0]["tokens"]) == n_ctx
 
 
@@ -146,7 +148,7 @@ def test_the_same_name_with_other_weights_is_not_taken_from_the_cache() -> None:
 
 def test_no_hook_is_left_on_a_model(forward_passes: list[str]) -> None:
     app = open_app(prompt=PROMPT)
-    model = loaders.load(app.selectbox[0].value).model
+    model = loaders.load(str(app.selectbox[0].value)).model
     assert not any(point.active for point in model.hook_dict.values())
 
 

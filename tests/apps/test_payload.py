@@ -105,6 +105,14 @@ def test_a_window_is_told(traces: dict[str, t2lens.Trace]) -> None:
     assert panel["heads"]["0.local"] == 1 and panel["heads"]["0.attn"] == 2
 
 
+def test_every_head_is_sent_when_asked(traces: dict[str, t2lens.Trace]) -> None:
+    assert maps_payload([traces["ddl"]])["panels"][0]["patterns"] == {}
+    panel = maps_payload([traces["standard-swa"]], heads=True)["panels"][0]
+    assert set(panel["patterns"]) == {f"{layer}.attn" for layer in range(3)}  # ShortSWA has one head: its mean is it
+    sent = unpack(panel["patterns"]["2.attn"])
+    assert np.array_equal(sent, triangle(traces["standard-swa"].dataset["sequence_attention"].values[2]))
+
+
 def test_both_panels_share_one_range(traces: dict[str, t2lens.Trace]) -> None:
     pair = [traces["attnres-full"], traces["ddl"]]
     payload = maps_payload(pair)
@@ -142,6 +150,7 @@ def test_nothing_but_json_and_the_revision_follows_the_content(traces: dict[str,
         "site": "out",
         "quantity": "residual_norm",
         "depth": "weights",
+        "head": "mean",
     }
 
 
@@ -164,9 +173,7 @@ def test_a_failed_check_is_a_badge(traces: dict[str, t2lens.Trace]) -> None:
 
     class Broken(t2lens.Trace):
         def verify(self) -> Verification:
-            return Verification(
-                (Check("recombination", float("nan"), 1e-4, "sum"), Check("finite", 0.0, 0.0, "count"))
-            )
+            return Verification((Check("recombination", float("nan"), 1e-4, "sum"), Check("finite", 0.0, 0.0, "count")))
 
     good = traces["ddl"]
     bad = Broken(good.dataset, good._meta)
@@ -179,7 +186,5 @@ def test_the_renderer_is_safe_inside_a_script_element() -> None:
     text = renderer_js()
     assert "</" not in text and "<!--" not in text
     assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "document.write" not in text
-    assert (
-        "http://" not in text and "https://" not in text and "import " not in text.replace("important ", "")
-    )
+    assert "http://" not in text and "https://" not in text and "import " not in text.replace("important ", "")
     assert text.isascii() and len(text) < 60_000

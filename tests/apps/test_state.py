@@ -48,6 +48,7 @@ KNOWN = {
             prompt="%26=&?#+ \u00e9",
             quantity="gate",
             depth="mixing",
+            head="3",
             cell=Cell(panel=1, pos=127, site="12.mlp"),
         ),
     ],
@@ -76,6 +77,7 @@ def test_a_new_prompt_does_not_inherit_the_default_node() -> None:
         ({"b": ""}, "model_b"),
         ({"quantity": "__class__"}, "quantity"),
         ({"depth": "x" * 10_000}, "depth"),
+        ({"head": "-1"}, "head"),
     ],
 )
 def test_unknown_values_fall_back_with_one_notice(params: dict[str, str], field: str) -> None:

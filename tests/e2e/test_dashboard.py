@@ -105,6 +105,7 @@ def test_a_typed_prompt_a_click_and_a_reload(page: Any, server: str, traces: dic
         "prompt": PROMPT,
         "quantity": "residual_norm",
         "depth": "mixing",
+        "head": "mean",
         "node": f"A:{pos}:{site}",
     }
     page.reload()
@@ -215,6 +216,21 @@ def test_changing_the_quantity_needs_no_server_and_reaches_the_url(page: Any, se
     page.locator(".t2l select").first.select_option("write_norm")
     assert maps.pixel("grid-A", 7, 12) != before
     page.wait_for_url("**quantity=write_norm**", timeout=5_000)
+
+
+def test_one_head_at_a_time(page: Any, server: str, traces: dict[str, t2lens.Trace]) -> None:
+    page.goto(link(server, prompt=PROMPT, node="A:8:4.attn"))
+    maps = Maps(page)
+    page.get_by_label("attention head").select_option("3")
+    for letter, trace in (("A", traces[A]), ("B", traces[B])):
+        pattern = trace.dataset["sequence_attention"].sel(layer=4).values[3, 8]
+        for _, key, weight in maps.table(letter, "sequence"):
+            assert float(weight) == pytest.approx(float(pattern[int(key)]), abs=6e-4)
+    assert "head 3" in page.locator(".t2l .why").first.text_content()
+    page.wait_for_url("**head=3**", timeout=5_000)
+    page.reload()
+    maps.wait()
+    assert page.get_by_label("attention head").input_value() == "3"
 
 
 def test_a_hostile_link_is_text_and_falls_back(page: Any, server: str) -> None:
