@@ -1,7 +1,8 @@
 """The two-axis maps as HTML: a fragment for notebooks and a page of its own, one file each, no network.
 
-Both hold the renderer (plain JavaScript) and the numbers, compressed. Numbers are float32, the numbers of the trace
-and exact when hovered, as long as the whole stays under `BUDGET` bytes; above that float16, and a note says so.
+Both hold the renderer (plain JavaScript) and the numbers, compressed. As long as the whole stays under `BUDGET`
+bytes, numbers are float32 and exact when hovered, and every head can be shown; above that the heads go first, then
+numbers become float16, and a note says so.
 Tokens are data for the renderer and reach the page as text, never as markup.
 """
 
@@ -24,7 +25,7 @@ from t2lens.viz.terminal import own_quantity, summary
 __all__ = ["BUDGET", "fragment", "page"]
 
 BUDGET = 300_000
-"""Bytes up to which numbers stay float32."""
+"""Bytes of a fragment up to which nothing is left out."""
 
 _ROUNDED = "To keep this file small, its numbers are rounded to 3 digits; the trace holds them in full."
 
@@ -89,10 +90,12 @@ def fragment(trace: Any, trace_b: Any = None, **view: Any) -> str:
     traces = [trace] if trace_b is None else [trace, trace_b]
     rest = {**_first_view(traces), **view}
     notes = [f"{one.model_name}: {notice}" for one in traces for notice in one.notices]
-    out = _render(traces, maps_payload(traces, notes=notes, **rest))
-    if len(out) <= BUDGET:
-        return out
-    return _render(traces, maps_payload(traces, notes=[*notes, _ROUNDED], precision="f2", **rest))
+    out = ""
+    for fewer in ({"heads": True}, {}, {"precision": "f2", "notes": [*notes, _ROUNDED]}):
+        out = _render(traces, maps_payload(traces, **{"notes": notes, **rest, **fewer}))
+        if len(out) <= BUDGET:
+            break
+    return out
 
 
 def page(trace: Any, trace_b: Any = None, *, title: str | None = None, **view: Any) -> str:
@@ -108,9 +111,10 @@ def page(trace: Any, trace_b: Any = None, *, title: str | None = None, **view: A
 def _first_view(traces: Sequence[Any]) -> dict[str, Any]:
     """What shows most of these systems at once: their own gate or depth weights, at an attention site half way up."""
     a = traces[0]
+    own = own_quantity(a)
     sites = [str(site) for site in a.dataset["read"].values if str(site).endswith(".attn")]
     return {
-        "quantity": own_quantity(a),
+        "quantity": own if not any(grid(one, own).absent for one in traces) else "depth_lookback",
         "depth": "weights" if len(traces) == 1 and not grid(a, "depth_entropy").absent else "mixing",
         "cell": (0, len(a.tokens) - 1, sites[(len(sites) + 1) // 2] if len(sites) > 1 else "out"),
     }

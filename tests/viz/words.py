@@ -31,7 +31,7 @@ class Words:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(self.words[i] for i in ids if i > 1)
+        return " ".join(self.str_token(i) for i in ids if i > 1)
 
     def str_token(self, id: int) -> str:
         return self.words[id] if id < len(self.words) else f"<{id}>"
