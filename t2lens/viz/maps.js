@@ -15,23 +15,31 @@ class Panel {
     this.T = data.tokens.length;
     this.row = new Map(data.rows.map((name, i) => [name, i]));
     this.grid = Object.fromEntries(Object.entries(data.grids).map(([k, v]) => [k, unpack(v)]));
-    this.reads = Object.fromEntries(Object.entries(data.reads).map(([mode, r]) => {
-      const start = [];
-      r.columns.reduce((n, cols) => (start.push(n), n + cols.length), 0);
-      return [mode, { ...r, start, values: unpack(r.values) }];
-    }));
+    this.reads = Object.fromEntries(
+      Object.entries(data.reads).map(([mode, r]) => {
+        const start = [];
+        r.columns.reduce((n, cols) => (start.push(n), n + cols.length), 0);
+        return [mode, { ...r, start, values: unpack(r.values) }];
+      }),
+    );
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
     this.patterns = Object.fromEntries(Object.entries(data.patterns).map(([site, v]) => [site, unpack(v)]));
     this.head = "mean";
   }
-  value(key, row, pos) { return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN; }
-  why(key, row) { return this.absent[key] || (this.missing[key] || {})[this.rows[row]] || ""; }
+  value(key, row, pos) {
+    return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN;
+  }
+  why(key, row) {
+    return this.absent[key] || (this.missing[key] || {})[this.rows[row]] || "";
+  }
   // what the read at `row` (1.. = sites) takes: [{name, index, value, atoms}]
   read(mode, row, pos) {
     const r = this.reads[mode];
     if (!r || row < 1) return [];
     return r.columns[row - 1].map((index, k) => ({
-      name: r.names[index], index, value: r.values[(r.start[row - 1] + k) * this.T + pos],
+      name: r.names[index],
+      index,
+      value: r.values[(r.start[row - 1] + k) * this.T + pos],
       atoms: (mode === "weights" && (this.holds[this.rows[row]] || {})[r.names[index]]) || [r.names[index]],
     }));
   }
@@ -41,10 +49,15 @@ class Panel {
     return this.rows.find((name) => this.sequence[name]);
   }
   // the chosen head of a site, or null for the mean (also where the site has no such head)
-  one(site) { return this.patterns[site] && this.head !== "mean" && Number(this.head) < this.heads[site] ? Number(this.head) : null; }
+  one(site) {
+    return this.patterns[site] && this.head !== "mean" && Number(this.head) < this.heads[site]
+      ? Number(this.head)
+      : null;
+  }
   attention(site, q, k) {
     if (!this.sequence[site] || this.masked(site, q, k)) return NaN;
-    const h = this.one(site), at = (q * (q + 1)) / 2 + k;
+    const h = this.one(site),
+      at = (q * (q + 1)) / 2 + k;
     return h === null ? this.sequence[site][at] : this.patterns[site][(h * this.T * (this.T + 1)) / 2 + at];
   }
   // why query q cannot see key k, or ""
@@ -53,20 +66,22 @@ class Panel {
     return k > q ? "masked: a later position" : w && q - k >= w ? `masked: outside the window of ${w}` : "";
   }
   headNote(site) {
-    const n = this.heads[site], h = this.one(site);
+    const n = this.heads[site],
+      h = this.one(site);
     return n === 1 ? "1 head" : h === null ? `mean of ${n} heads` : `head ${h} of 0\u2013${n - 1}`;
   }
   // a site of another model: by name in models of as many layers, else by relative depth and kind
   same(site, other) {
     if (this.row.has(site) && (other.layers === this.layers || !site.includes("."))) return site;
-    const [layer, kind] = site.split("."), depth = Number(layer) / Math.max(1, other.layers - 1);
+    const [layer, kind] = site.split("."),
+      depth = Number(layer) / Math.max(1, other.layers - 1);
     const mine = Math.round(depth * (this.layers - 1));
     return this.row.has(`${mine}.${kind}`) ? `${mine}.${kind}` : this.row.has(`${mine}.attn`) ? `${mine}.attn` : "out";
   }
 }
 
 // ---- the view: state, drawing, events --------------------------------------------------------------------------------
-const ROOT = (x, hi) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x) / hi));  // the scale of every map of reads
+const ROOT = (x, hi) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x) / hi)); // the scale of every map of reads
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
 class View {
@@ -83,11 +98,18 @@ class View {
     this.redraw = () => this.draw();
     this.dark.addEventListener("change", this.redraw);
   }
-  stop() { this.resize.disconnect(); this.dark.removeEventListener("change", this.redraw); clearTimeout(this.timer); }
+  stop() {
+    this.resize.disconnect();
+    this.dark.removeEventListener("change", this.redraw);
+    clearTimeout(this.timer);
+  }
 
   update(payload, onSelect) {
     this.onSelect = onSelect || (() => {});
-    if (payload.rev === this.rev) { this.draw(); return; }
+    if (payload.rev === this.rev) {
+      this.draw();
+      return;
+    }
     Object.assign(this, { rev: payload.rev, payload, view: { ...payload.view }, trail: [] });
     this.panels = payload.panels.map((p) => new Panel(p));
     this.box.classList.toggle("one", this.panels.length === 1);
@@ -108,7 +130,13 @@ class View {
     this.choice(head, "reads from depth", "depth", payload.depth);
     this.warm = this.bar(head);
     const heads = Math.max(0, ...this.panels.flatMap((p) => Object.keys(p.patterns).map((site) => p.heads[site])));
-    if (heads > 1) this.choice(head, "attention head", "head", ["mean", ...Array(heads).keys()].map((h) => ({ key: String(h), label: String(h) })));
+    if (heads > 1)
+      this.choice(
+        head,
+        "attention head",
+        "head",
+        ["mean", ...Array(heads).keys()].map((h) => ({ key: String(h), label: String(h) })),
+      );
     this.back = this.bar(head);
     this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, this.sheet);
@@ -119,13 +147,21 @@ class View {
       this.map(area, "grid", i);
     });
     const maps = el("div", "maps", undefined, this.sheet);
-    for (const kind of ["depth", "sequence"]) this.panels.forEach((p, i) => {
-      const area = el("section", "", undefined, maps);
-      this.map(area, kind, i, this.title(area, { letter: p.letter, name: "" }, ""));
-    });
+    for (const kind of ["depth", "sequence"])
+      this.panels.forEach((p, i) => {
+        const area = el("section", "", undefined, maps);
+        this.map(area, kind, i, this.title(area, { letter: p.letter, name: "" }, ""));
+      });
     const keys = el("div", "keys", undefined, maps);
-    this.keys = ["no such source, or no value", "masked: a later position", "exactly zero", "not a finite number", "above the range"].map((text) => {
-      const s = el("span", "", undefined, keys), canvas = el("canvas", "", undefined, s);
+    this.keys = [
+      "no such source, or no value",
+      "masked: a later position",
+      "exactly zero",
+      "not a finite number",
+      "above the range",
+    ].map((text) => {
+      const s = el("span", "", undefined, keys),
+        canvas = el("canvas", "", undefined, s);
       el("span", "", text, s);
       return canvas;
     });
@@ -141,7 +177,8 @@ class View {
     return h;
   }
   choice(parent, label, key, options) {
-    const box = el("label", "", label, parent), select = el("select", "", undefined, box);
+    const box = el("label", "", label, parent),
+      select = el("select", "", undefined, box);
     select.setAttribute("aria-label", label);
     for (const o of options) el("option", "", o.label, select).value = o.key;
     select.value = this.view[key];
@@ -156,22 +193,39 @@ class View {
     return { text: el("span", "", "", box), canvas: el("canvas", "", undefined, box) };
   }
   map(area, kind, i, h) {
-    const frame = el("div", "map", undefined, area), base = el("canvas", "base", undefined, frame), over = el("canvas", "over", undefined, frame);
+    const frame = el("div", "map", undefined, area),
+      base = el("canvas", "base", undefined, frame),
+      over = el("canvas", "over", undefined, frame);
     const m = { kind, i, frame, base, over, h, why: el("p", "why", "", area) };
     base.dataset.map = `${kind}-${this.panels[i].letter}`;
     base.setAttribute("role", "application");
-    if (kind === "grid") { base.tabIndex = 0; base.onkeydown = (e) => this.key(e, m); }
+    if (kind === "grid") {
+      base.tabIndex = 0;
+      base.onkeydown = (e) => this.key(e, m);
+    }
     base.onpointermove = (e) => this.point(m, this.hit(m, e), e);
     base.onpointerleave = () => this.point(m, null);
-    base.onclick = (e) => { const at = this.hit(m, e); if (at) this.pick(m, at); };
+    base.onclick = (e) => {
+      const at = this.hit(m, e);
+      if (at) this.pick(m, at);
+    };
     this.maps.push(m);
   }
 
   // ---- choosing
-  get readLut() { return this.lut[this.mode.signed ? "both" : "warm"]; }
-  get here() { return this.panels[this.view.panel]; }
-  site(i) { const p = this.panels[i]; return p === this.here ? this.view.site : p.same(this.view.site, this.here); }
-  clamp(i) { return Math.min(this.view.pos, this.panels[i].T - 1); }
+  get readLut() {
+    return this.lut[this.mode.signed ? "both" : "warm"];
+  }
+  get here() {
+    return this.panels[this.view.panel];
+  }
+  site(i) {
+    const p = this.panels[i];
+    return p === this.here ? this.view.site : p.same(this.view.site, this.here);
+  }
+  clamp(i) {
+    return Math.min(this.view.pos, this.panels[i].T - 1);
+  }
   select(cell, later) {
     const { panel: p0, pos: t0, site: s0 } = this.view;
     Object.assign(this.view, cell);
@@ -189,21 +243,34 @@ class View {
     else this.select({ panel: m.i, pos: r, site: p.lookAt(this.site(m.i)) });
   }
   key(e, m) {
-    const p = this.panels[m.i], row = p.row.get(this.site(m.i)), pos = this.clamp(m.i);
-    const to = { ArrowLeft: [pos - 1, row], ArrowRight: [pos + 1, row], ArrowUp: [pos, row + 1], ArrowDown: [pos, row - 1],
-      Home: [0, row], End: [p.T - 1, row], PageUp: [pos, p.rows.length - 1], PageDown: [pos, 1] }[e.key];
+    const p = this.panels[m.i],
+      row = p.row.get(this.site(m.i)),
+      pos = this.clamp(m.i);
+    const to = {
+      ArrowLeft: [pos - 1, row],
+      ArrowRight: [pos + 1, row],
+      ArrowUp: [pos, row + 1],
+      ArrowDown: [pos, row - 1],
+      Home: [0, row],
+      End: [p.T - 1, row],
+      PageUp: [pos, p.rows.length - 1],
+      PageDown: [pos, 1],
+    }[e.key];
     if (!to) return;
     e.preventDefault();
-    const c = Math.max(0, Math.min(p.T - 1, to[0])), r = Math.max(0, Math.min(p.rows.length - 1, to[1]));
+    const c = Math.max(0, Math.min(p.T - 1, to[0])),
+      r = Math.max(0, Math.min(p.rows.length - 1, to[1]));
     this.select({ panel: m.i, pos: c, site: p.rows[r] }, true);
     this.live.textContent = this.tell(c, p.rows[r], m.i).join(". ");
   }
 
   // ---- hover: one state, every map marks it; the maps themselves are not drawn again
   hit(m, e) {
-    const g = m.geom, box = m.base.getBoundingClientRect();
+    const g = m.geom,
+      box = m.base.getBoundingClientRect();
     if (!g) return null;
-    const c = Math.floor((e.clientX - box.left - g.x) / g.cw), k = Math.floor((e.clientY - box.top - g.y) / g.ch);
+    const c = Math.floor((e.clientX - box.left - g.x) / g.cw),
+      k = Math.floor((e.clientY - box.top - g.y) / g.ch);
     if (c < 0 || k < 0 || c >= g.cols || k >= g.rows) return null;
     return { c, r: g.up ? g.rows - 1 - k : k };
   }
@@ -212,49 +279,73 @@ class View {
     for (const other of this.maps) this.mark(other);
     this.tip.style.display = at ? "block" : "none";
     if (!at) return;
-    const p = this.panels[m.i], lines = m.kind === "grid" ? this.tell(at.c, p.rows[at.r], m.i)
-      : m.kind === "depth" ? this.tellDepth(m, at) : this.tellSequence(m, at);
+    const p = this.panels[m.i],
+      lines =
+        m.kind === "grid"
+          ? this.tell(at.c, p.rows[at.r], m.i)
+          : m.kind === "depth"
+            ? this.tellDepth(m, at)
+            : this.tellSequence(m, at);
     this.tip.textContent = lines.join("\n");
-    const box = this.box.getBoundingClientRect(), w = this.tip.offsetWidth, h = this.tip.offsetHeight;
-    const x = e.clientX - box.left, y = e.clientY - box.top;
+    const box = this.box.getBoundingClientRect(),
+      w = this.tip.offsetWidth,
+      h = this.tip.offsetHeight;
+    const x = e.clientX - box.left,
+      y = e.clientY - box.top;
     this.tip.style.left = `${Math.max(0, x + 14 + w > box.width ? x - w - 10 : x + 14)}px`;
     this.tip.style.top = `${y + 16 + h > box.height ? y - h - 10 : y + 16}px`;
   }
   exact(v) {
     if (this.payload.precision === "f4") return fmt(v, 7);
-    return v && Math.abs(v) < 2 ** -14 ? "below 6.1e-5" : fmt(v, 3);  // float16 keeps 3 digits down to 2 ** -14
+    return v && Math.abs(v) < 2 ** -14 ? "below 6.1e-5" : fmt(v, 3); // float16 keeps 3 digits down to 2 ** -14
   }
   tell(pos, site, i) {
-    const q = this.payload.quantities.find((o) => o.key === this.view.quantity), from = this.panels[i];
+    const q = this.payload.quantities.find((o) => o.key === this.view.quantity),
+      from = this.panels[i];
     const lines = [`${site}   position ${pos}   ${glyphs(from.tokens[pos])}`];
     this.panels.forEach((p, j) => {
-      const here = j === i ? site : p.same(site, from), row = p.row.get(here);
+      const here = j === i ? site : p.same(site, from),
+        row = p.row.get(here);
       const v = pos < p.T ? p.value(q.key, row, pos) : NaN;
-      lines.push(`${p.letter}${here === site ? "" : ` (${here})`}   ${q.label}: ` +
-        (pos >= p.T ? "no such position" : p.why(q.key, row) || `${this.exact(v)}${q.unit && ` ${q.unit}`}`));
-      const chosen = this.site(j), row0 = p.row.get(chosen), t = this.clamp(j);
-      if (pos === t && row < row0) for (const s of p.read(this.view.depth, row0, t))
-        if (s.atoms.includes(here)) lines.push(`     ${chosen} reads ${s.name}: ${this.exact(s.value)}`);
+      lines.push(
+        `${p.letter}${here === site ? "" : ` (${here})`}   ${q.label}: ` +
+          (pos >= p.T ? "no such position" : p.why(q.key, row) || `${this.exact(v)}${q.unit && ` ${q.unit}`}`),
+      );
+      const chosen = this.site(j),
+        row0 = p.row.get(chosen),
+        t = this.clamp(j);
+      if (pos === t && row < row0)
+        for (const s of p.read(this.view.depth, row0, t))
+          if (s.atoms.includes(here)) lines.push(`     ${chosen} reads ${s.name}: ${this.exact(s.value)}`);
       if (here === chosen && pos <= t && p.sequence[chosen])
-        lines.push(`     position ${t} reads position ${pos}: ${p.masked(chosen, t, pos) || this.exact(p.attention(chosen, t, pos))}`);
+        lines.push(
+          `     position ${t} reads position ${pos}: ${p.masked(chosen, t, pos) || this.exact(p.attention(chosen, t, pos))}`,
+        );
     });
     return lines;
   }
   tellDepth(m, { c, r }) {
-    const from = this.panels[m.i], site = from.rows[r + 1], name = from.reads[this.view.depth].names[c];
+    const from = this.panels[m.i],
+      site = from.rows[r + 1],
+      name = from.reads[this.view.depth].names[c];
     const lines = [`${site} reads ${name}   at position ${this.clamp(m.i)}`];
     this.panels.forEach((p, j) => {
       const here = j === m.i ? site : p.same(site, from);
-      const all = p.read(this.view.depth, p.row.get(here), this.clamp(j)), s = all.find((o) => o.name === name);
+      const all = p.read(this.view.depth, p.row.get(here), this.clamp(j)),
+        s = all.find((o) => o.name === name);
       const rank = s && all.filter((o) => Math.abs(o.value) > Math.abs(s.value)).length + 1;
-      lines.push(s ? `${p.letter}   ${this.exact(s.value)}   (rank ${rank} of ${all.length})` : `${p.letter}   no such source`);
+      lines.push(
+        s ? `${p.letter}   ${this.exact(s.value)}   (rank ${rank} of ${all.length})` : `${p.letter}   no such source`,
+      );
     });
     return lines;
   }
   tellSequence(m, { c, r }) {
-    const from = this.panels[m.i], lines = [`query ${r} ${glyphs(from.tokens[r])}   key ${c} ${glyphs(from.tokens[c])}`];
+    const from = this.panels[m.i],
+      lines = [`query ${r} ${glyphs(from.tokens[r])}   key ${c} ${glyphs(from.tokens[c])}`];
     this.panels.forEach((p, j) => {
-      const site = p.lookAt(this.site(j)), v = p.attention(site, r, c);
+      const site = p.lookAt(this.site(j)),
+        v = p.attention(site, r, c);
       lines.push(`${p.letter}   ${site}   ${p.masked(site, r, c) || this.exact(v)}`);
     });
     return lines;

@@ -79,7 +79,7 @@ def renderer_js() -> str:
     """
     read = resources.files("t2lens.viz").joinpath
     css = json.dumps(read("maps.css").read_text("utf-8")).replace("</", "<\\/")
-    parts = [read(name).read_text("utf-8") for name in ("ink.js", "maps.js", "draw.js", "node.js")]
+    parts = [read(name).read_text("utf-8") for name in ("ink.js", "maps.js", "pen.js", "draw.js", "node.js")]
     return "\n".join([f"const CSS = {css};", *parts])
 
 
