@@ -1,4 +1,4 @@
-"""Train a small model on any folder of text: `python -m t2lens.zoo.training attnres-full corpus/ out/attnres-full`.
+"""Train a small model on any folder of text (`t2lens train` on the command line).
 
 The run can be killed at any moment and started again with the same command: it goes on from its last checkpoint to the
 same weights, bit for bit, because the data of a step depend on (seed, step) alone. Equal bits need the same machine,
@@ -11,7 +11,6 @@ import json
 import math
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,12 +24,12 @@ import torch
 from torch import Tensor
 
 from t2lens.config import ModelConfig
+from t2lens.files import write_file
 from t2lens.model import Transformer, build
 from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.checkpoints import open_run, read_checkpoint, write_checkpoint
-from t2lens.files import write_file
 from t2lens.zoo.progress import Progress
-from t2lens.zoo.recipes import RECIPES, Budget, recipe
+from t2lens.zoo.recipes import Budget, recipe
 from t2lens.zoo.registry import describe, load, save
 from t2lens.zoo.text import encode_split, read_corpus
 from t2lens.zoo.tokenizer import Tokenizer
@@ -86,7 +85,13 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     corpus = read_corpus(corpus_folder)
-    tokenizer = tokenizer or Tokenizer.train(corpus.texts("train"), cfg.d_vocab)
+    if tokenizer is None:
+        tokenizer = Tokenizer.train(corpus.texts("train"), cfg.d_vocab)
+        if tokenizer.n_vocab < cfg.d_vocab:
+            raise ValueError(
+                f"The corpus {str(corpus_folder)!r} is too short: it gives a vocabulary of {tokenizer.n_vocab} entries "
+                f"and the config has d_vocab {cfg.d_vocab}."
+            )
     if tokenizer.n_vocab != cfg.d_vocab:
         raise ValueError(f"The tokenizer has {tokenizer.n_vocab} entries, but the config has d_vocab {cfg.d_vocab}.")
     data = encode_split(corpus, tokenizer, "train")
@@ -141,7 +146,8 @@ def windows(tokens: np.ndarray, n_ctx: int, bos_id: int) -> np.ndarray:
 
 def batch(data: np.ndarray, step: int, rows: int, n_ctx: int, bos_id: int, seed: int) -> Tensor:
     """[rows, n_ctx] int64: BOS and n_ctx - 1 consecutive tokens from random places that (seed, step) determine."""
-    generator = torch.Generator().manual_seed((seed << 32) + step)
+    # torch looks at the low 32 bits alone; the factor keeps the orders of different seeds apart
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % (1 << 32))
     starts = torch.randint(len(data) - n_ctx + 2, (rows,), generator=generator).numpy()
     body = data[starts[:, None] + np.arange(n_ctx - 1)].astype(np.int64)
     return torch.from_numpy(np.concatenate([np.full((rows, 1), bos_id, np.int64), body], axis=1))
@@ -254,27 +260,3 @@ def _was_finished(out: Path, run_folder: Path) -> bool:
         and (run_folder / "state.json").is_file()
         and not (run_folder / "model").exists()
     )
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) < 3:
-        sys.stderr.write(
-            "usage: python -m t2lens.zoo.training RECIPE CORPUS_FOLDER OUT_FOLDER [threads=N] [NAME=VALUE ...]\n"
-            f"recipes: {', '.join(RECIPES)}\n"
-        )
-        return 2
-    kinds = {name: type(value) for name, value in asdict(Budget()).items()}
-    try:
-        options = dict(argument.split("=", 1) for argument in arguments[3:])
-        threads = options.pop("threads", None)
-        budget = Budget(**{name: kinds[name](value) for name, value in options.items()})
-        out = train(*arguments[:3], budget=budget, threads=int(threads) if threads else None)
-    except (ValueError, KeyError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(f"{out}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,5 @@
 """A folder of text: what is read, how it is split, and what is said when it cannot be used."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -45,7 +43,7 @@ def test_every_bad_file_is_named(tmp_path) -> None:
     (tmp_path / "in" / "good.txt").write_text("good\n")
     (tmp_path / "in" / "latin.txt").write_bytes(b"caf\xe9 au lait")
     (tmp_path / "outside.txt").write_text("secret")
-    os.symlink(tmp_path / "outside.txt", tmp_path / "in" / "link.txt")
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "outside.txt")
     with pytest.raises(ValueError, match=r"2 text file.*latin\.txt: not UTF-8 \(byte 0xE9 at offset 3\)") as caught:
         read_corpus(tmp_path / "in")
     assert "link.txt: it is a link to a file outside" in str(caught.value)
@@ -55,7 +53,7 @@ def test_no_folder_and_no_text_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="is not a folder"):
         read_corpus(tmp_path / "none")
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(ValueError, match="holds no .txt file with text"):
+    with pytest.raises(ValueError, match=r"holds no \.txt file with text"):
         read_corpus(tmp_path)
 
 
