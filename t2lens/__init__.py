@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from t2lens import config as config
     from t2lens.config import ModelConfig as ModelConfig
-    from t2lens.two_axis import duality as duality
     from t2lens.mixing import contributions as contributions
     from t2lens.mixing import mixing_matrix as mixing_matrix
     from t2lens.model import build as build
     from t2lens.tracing import Trace as Trace
     from t2lens.tracing import load_trace as load_trace
     from t2lens.tracing import trace as trace
+    from t2lens.two_axis import duality as duality
     from t2lens.verification import verify as verify
     from t2lens.zoo.registry import list_models as list_models
     from t2lens.zoo.registry import load as load

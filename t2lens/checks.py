@@ -26,7 +26,8 @@ class Check:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{'pass' if self.passed else 'FAIL'}  {self.name}: {self.value:.2e} ({sign} {self.limit:.0e})  {self.meaning}"
+        verdict = "pass" if self.passed else "FAIL"
+        return f"{verdict}  {self.name}: {self.value:.2e} ({sign} {self.limit:.0e})  {self.meaning}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a model is made of, as data: one frozen dataclass per part, variants as values.
 
 Every config validates itself on construction (a full sentence says what is wrong) and round-trips through JSON with
-`ModelConfig.to_dict` / `ModelConfig.from_dict`; an unknown key is an error. No torch in here, so reading a config is cheap.
+`ModelConfig.to_dict` / `ModelConfig.from_dict`; an unknown key is an error. No torch in here: reading one is cheap.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, Self
 
 __all__ = [
-    "AttnRes",
     "Attention",
+    "AttnRes",
     "DeepDelta",
     "DepthSWA",
     "ModelConfig",
@@ -152,7 +152,8 @@ class DeepDelta:
                 raise ValueError("DeepDelta: embed_conv fills an expanded state, so it needs value_channels above 1.")
         if self.value_channels > 1 and self.compress_kernel > self.value_channels:
             raise ValueError(
-                f"DeepDelta: compress_kernel ({self.compress_kernel}) must not exceed value_channels ({self.value_channels})."
+                f"DeepDelta: compress_kernel ({self.compress_kernel}) must not exceed "
+                f"value_channels ({self.value_channels})."
             )
         if not 0.0 <= self.beta_init < 2.0:
             raise ValueError(f"DeepDelta: beta_init must lie in [0, 2), not {self.beta_init}.")
@@ -243,6 +244,11 @@ class ModelConfig:
     @property
     def positional_embedding_type(self) -> str:
         return "rotary"
+
+    @property
+    def device(self) -> None:
+        """No part of a configuration; transformer-lens's patching asks for it and takes None for torch's default."""
+        return
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; the residual system carries its kind."""

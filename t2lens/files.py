@@ -1,40 +1,90 @@
-"""Files that are complete or not there: written beside the target, synced, renamed. Safetensors only, no pickle."""
+"""Files and folders that appear complete or not at all: written beside the target, synced, renamed. No pickle."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["read_arrays", "write_arrays", "write_bytes"]
+__all__ = ["new_folder", "read_arrays", "write_arrays", "write_file"]
 
 
-def write_bytes(path: Path, data: bytes) -> Path:
-    """Write `data` to `path`: after a crash at any moment the old content or the new is there, never a part."""
+def sync_folder(path: Path) -> None:
+    """Make a rename inside `path` durable. (Folders cannot be opened for this on Windows.)"""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def write_file(path: str | Path, data: bytes) -> Path:
+    """Replace `path` by `data`: after a crash at any moment the old content or the new is there, never a part.
+
+    Errors: ValueError when the folder does not exist.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"The folder {path.parent} does not exist, so {path.name} cannot be written there.")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
     return path
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Fill a temporary folder that becomes `path` when the block ends well and vanishes when it does not.
+
+    Errors: ValueError when `path` exists already.
+    """
+    path = Path(path).absolute()
+    if path.exists():
+        raise ValueError(f"The folder {str(path)!r} exists already; give a path that does not exist yet.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)
+                sync_file(file)
+        sync_folder(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Path:
     """One safetensors file of numpy arrays with string metadata."""
     from safetensors.numpy import save
 
-    return write_bytes(path, save(arrays, metadata=metadata))
+    return write_file(path, save(arrays, metadata=metadata))
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

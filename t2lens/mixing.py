@@ -21,7 +21,14 @@ from t2lens.residual.base import Gates, ResidualSystem, Site
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["ForwardRecord", "Step", "contributions", "contributions_by_read", "mixing_by_read", "mixing_matrix"]
+__all__ = [
+    "ForwardRecord",
+    "Step",
+    "contributions",
+    "contributions_by_read",
+    "mixing_by_read",
+    "mixing_matrix",
+]
 
 
 @dataclass
@@ -51,7 +58,9 @@ class ForwardRecord:
         raise KeyError(f"No read {read!r}; the reads are {', '.join(s.site.name for s in self.steps)}.")
 
 
-def _account(residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool) -> Iterator[tuple[Step, Tensor]]:
+def _account(
+    residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool
+) -> Iterator[tuple[Step, Tensor]]:
     """Yields (step, [A, B, T, D]) for every read; D is 1 and vectors are ones when `width_one`."""
     code = residual.linear_form(form)
     n_atoms = len(residual.atoms)
@@ -81,7 +90,7 @@ def contributions_by_read(
 ) -> Iterator[tuple[Step, Tensor]]:
     """For every read in order: (step, contributions [A, B, T, D]). They sum over A to step.read.
 
-    Where coefficients are scalars the vectors are only multiplied at the end, so that one [A, B, T, D] exists at a time.
+    Where coefficients are scalars the vectors are multiplied at the end, so that one [A, B, T, D] exists at a time.
     """
     if not _scalar(residual, form):
         yield from _account(residual, record, form, width_one=False)
@@ -95,7 +104,9 @@ def contributions_by_read(
 
 
 @torch.no_grad()
-def mixing_by_read(residual: ResidualSystem, record: ForwardRecord, form: str = "additive") -> Iterator[tuple[Step, Tensor]]:
+def mixing_by_read(
+    residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
+) -> Iterator[tuple[Step, Tensor]]:
     """For every read in order: (step, M row [A, B, T]).
 
     Scalar systems: the coefficient itself. Others: the energy-weighted mean <c, a> / <a, a> of contribution c on atom a
@@ -117,7 +128,9 @@ def mixing_by_read(residual: ResidualSystem, record: ForwardRecord, form: str = 
 
 
 @torch.no_grad()
-def mixing_matrix(model: Transformer, tokens: Any, attention_mask: Tensor | None = None, *, form: str = "additive") -> Tensor:
+def mixing_matrix(
+    model: Transformer, tokens: Any, attention_mask: Tensor | None = None, *, form: str = "additive"
+) -> Tensor:
     """Mixing matrix M [batch, read, pos, atom]: the effective coefficient of each atom in each read, gates frozen.
 
     Reads are `model.sites` in order, atoms `model.atoms`; an atom that is not written before a read has coefficient 0.
@@ -147,7 +160,12 @@ def mixing_matrix(model: Transformer, tokens: Any, attention_mask: Tensor | None
 
 @torch.no_grad()
 def contributions(
-    model: Transformer, tokens: Any, attention_mask: Tensor | None = None, *, read: str = "out", form: str = "additive"
+    model: Transformer,
+    tokens: Any,
+    attention_mask: Tensor | None = None,
+    *,
+    read: str = "out",
+    form: str = "additive",
 ) -> Tensor:
     """Contributions of every atom to one read: [batch, pos, atom, d_model]; they sum over atoms to that read.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
 from t2lens.mixing import ForwardRecord, Step, contributions_of
-from t2lens.residual import Site, build_residual, make_sites
+from t2lens.residual import ResidualSystem, Site, build_residual, make_sites
 from t2lens.sublayers import Attention, DecodingCache, Places, RMSNorm, SwiGLU
 from t2lens.text import TextInterface
 
@@ -36,7 +36,9 @@ class Block(nn.Module):
         for site in sites:
             self.add_module(_NORM_NAMES[site.kind], RMSNorm(cfg.d_model, cfg.norm_eps))
             self.add_module(site.kind, self._sublayer(cfg, site))
-            read = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} reads, before its norm", unit="stream")
+            read = HookPoint(
+                shape="batch pos d_model", meaning=f"what {site.name} reads, before its norm", unit="stream"
+            )
             out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
             self.add_module(f"hook_read_{site.kind}", read)
             self.add_module(f"hook_{site.kind}_out", out)
@@ -93,6 +95,7 @@ class Transformer(TextInterface, HookedRoot):
         residual: the residual system.
     """
 
+    residual: ResidualSystem
     hooked_tensors_are_final = True  # nothing that passed a hook point is ever written to
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -103,9 +106,12 @@ class Transformer(TextInterface, HookedRoot):
         residual = build_residual(cfg, self.sites)
         self.atoms = residual.atoms
         self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
-        self.hook_embed = HookPoint(shape="batch pos d_model", meaning="token embedding (the atom embed)", unit="stream")
+        self.hook_embed = HookPoint(
+            shape="batch pos d_model", meaning="token embedding (the atom embed)", unit="stream"
+        )
         self.blocks = nn.ModuleList(
-            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual.is_additive) for layer in range(cfg.n_layers)
+            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual.is_additive)
+            for layer in range(cfg.n_layers)
         )
         self.hook_read_final = HookPoint(shape="batch pos d_model", meaning="what the readout reads", unit="stream")
         self.ln_final = RMSNorm(cfg.d_model, cfg.norm_eps)
@@ -135,7 +141,7 @@ class Transformer(TextInterface, HookedRoot):
             record: filled with gates, reads and atoms (`t2lens.mixing`).
 
         Raises:
-            ValueError: empty input, a token id outside the vocabulary, too long for the context, a mask of the wrong shape.
+            ValueError: empty input, a token id outside the vocabulary, more than the context, a mask of another shape.
         """
         tokens, mask = self.prepare(input, attention_mask, n_seen=cache.n_seen if cache else 0)
         places = Places.of(tokens, mask, cache)
@@ -192,12 +198,14 @@ class Transformer(TextInterface, HookedRoot):
         self.forward(input, attention_mask, record=record)
         return record
 
-    def depth_decompose(self, record: ForwardRecord, read: str = "out", form: str = "additive") -> tuple[Tensor, list[str]]:
+    def depth_decompose(
+        self, record: ForwardRecord, read: str = "out", form: str = "additive"
+    ) -> tuple[Tensor, list[str]]:
         """Exact decomposition of one read of a recorded pass: ([atom, batch, pos, d_model], atom names)."""
         return contributions_of(self.residual, record, read, form).movedim(-2, 0), list(self.atoms)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ActivationCache | dict[str, Tensor]]:
-        """transformer-lens's `run_with_cache`; a run that caches everything also keeps the record for `depth_decompose`."""
+        """As in transformer-lens; a run that caches everything also keeps the record that `depth_decompose` needs."""
         everything = kwargs.get("names_filter") is None and kwargs.get("stop_at_layer") is None
         record = ForwardRecord() if everything and "record" not in kwargs else None
         if record is not None:
@@ -236,7 +244,7 @@ class Transformer(TextInterface, HookedRoot):
         """[d_vocab], zero"""
         return self.unembed.b_U
 
-    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+    def accumulated_bias(self, *_: Any, **__: Any) -> Tensor:
         """[d_model], zero: no sublayer has a bias."""
         return self.W_E.new_zeros(self.cfg.d_model)
 

@@ -26,8 +26,10 @@ __all__ = ["Observer", "ordered_attention", "ordered_pattern", "reach"]
 class Observer(Protocol):
     """What may look at (and edit) the scores and the pattern on their way: two hook points, in practice."""
 
-    scores: Callable[[Tensor], Tensor]
-    pattern: Callable[[Tensor], Tensor]
+    @property
+    def scores(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def pattern(self) -> Callable[[Tensor], Tensor]: ...
 
 
 def reach(n_query: int, n_place: int, window: int | None, device: torch.device | None = None) -> Tensor:
@@ -135,11 +137,11 @@ def _explicit_pattern(
     """(pattern, whether the observer edited it or the scores)."""
     mask = reach(q.shape[-2], k.shape[-2], None, q.device) if mask is None else mask
     scores = ((q @ _per_head(k, q).transpose(-1, -2)) * scale).masked_fill(~mask, -torch.inf)
-    scores, touched = _watch(observer and observer.scores, scores)
+    scores, touched = _watch(observer.scores if observer else None, scores)
     logits = scores.float() if q.dtype in (torch.float16, torch.bfloat16) else scores
     logits = logits if sink is None else _with_sink(logits, sink)
     pattern = logits.softmax(dim=-1)[..., : k.shape[-2]].to(q.dtype)
-    pattern, edited = _watch(observer and observer.pattern, pattern)
+    pattern, edited = _watch(observer.pattern if observer else None, pattern)
     return pattern, touched or edited
 
 

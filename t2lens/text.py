@@ -56,7 +56,9 @@ class TextInterface:
             raise ValueError(f"Tokens must be whole numbers, not {tokens.dtype}.")
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.cfg.d_vocab:
-            raise ValueError(f"Token id {low if low < 0 else high} is outside the vocabulary 0..{self.cfg.d_vocab - 1}.")
+            raise ValueError(
+                f"Token id {low if low < 0 else high} is outside the vocabulary 0..{self.cfg.d_vocab - 1}."
+            )
         if n_seen + tokens.shape[1] > self.cfg.n_ctx:
             raise ValueError(f"{n_seen + tokens.shape[1]} tokens are more than the context of {self.cfg.n_ctx} holds.")
         if mask is not None:
@@ -87,22 +89,31 @@ class TextInterface:
         tokens = torch.tensor([g + r if side == "left" else r + g for r, g in zip(rows, gaps, strict=True)])
         flags = [[False] * len(g) for g in gaps]
         real = [[True] * len(r) for r in rows]
-        mask = torch.tensor([g + r if side == "left" else r + g for r, g in zip(real, flags, strict=True)], dtype=torch.bool)
+        mask = torch.tensor(
+            [g + r if side == "left" else r + g for r, g in zip(real, flags, strict=True)], dtype=torch.bool
+        )
         return tokens.to(self._device()), None if bool(mask.all()) else mask.to(self._device())
 
     def to_tokens(
-        self, text: str | list[str], prepend_bos: bool = True, padding_side: Literal["left", "right"] | None = None
+        self,
+        text: str | list[str],
+        prepend_bos: bool = True,
+        padding_side: Literal["left", "right"] | None = None,
     ) -> Tensor:
-        """Token ids [batch, pos] of a text or texts, padded on `padding_side` (`tokenizer.pad_id`) where lengths differ.
+        """Token ids [batch, pos] of a text or texts, padded on `padding_side` (with `pad_id`) where lengths differ.
 
         A padded batch needs its mask in the forward pass: pass the list of texts itself, or build
         `tokens != model.tokenizer.pad_id`. Texts over the context raise only when they are run.
         """
-        return self._pad([self._encode(t, prepend_bos) for t in ([text] if isinstance(text, str) else text)], padding_side)[0]
+        return self._pad(
+            [self._encode(t, prepend_bos) for t in ([text] if isinstance(text, str) else text)], padding_side
+        )[0]
 
     def to_str_tokens(self, input: str | Tensor | Sequence[int], prepend_bos: bool = True) -> list[str]:
         """One string per token of a text or of ids [pos]."""
-        ids = self._encode(input, prepend_bos) if isinstance(input, str) else torch.as_tensor(input).reshape(-1).tolist()
+        ids = (
+            self._encode(input, prepend_bos) if isinstance(input, str) else torch.as_tensor(input).reshape(-1).tolist()
+        )
         return [self._tokenizer().str_token(i) for i in ids]
 
     def to_string(self, tokens: Tensor | Sequence[int]) -> str:
@@ -139,7 +150,7 @@ class TextInterface:
 
         temperature 0 takes the likeliest token; otherwise samples from a generator seeded with `seed`. Rows of a batch
         of unequal lengths must be padded on the left (a list of texts is). Generation ends early at the context limit,
-        or when every row has produced `stop_at`. `use_cache=False` runs the full pass for every token: the same numbers.
+        or when every row has produced `stop_at`. `use_cache=False` runs a full pass per token: the same numbers.
         """
         if max_new_tokens < 0 or temperature < 0 or (top_k is not None and top_k < 1):
             raise ValueError("generate needs max_new_tokens >= 0, temperature >= 0 and top_k >= 1.")

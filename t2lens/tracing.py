@@ -132,17 +132,28 @@ def load_trace(path: str | Path) -> Trace:
     dims, words = json.loads(header["dims"]), json.loads(header["words"])
     attrs, coords = json.loads(header["variable_attrs"]), set(json.loads(header["coords"]))
     variables = {
-        name: (dims[name], arrays[name] if name in arrays else np.array(words[name], dtype=object), attrs.get(name, {}))
+        name: (
+            dims[name],
+            arrays[name] if name in arrays else np.array(words[name], dtype=object),
+            attrs.get(name, {}),
+        )
         for name in dims
     }
     dataset = xr.Dataset(
-        {n: v for n, v in variables.items() if n not in coords}, coords={n: v for n, v in variables.items() if n in coords}
+        {n: v for n, v in variables.items() if n not in coords},
+        coords={n: v for n, v in variables.items() if n in coords},
     )
     return Trace(dataset, json.loads(header["meta"]))
 
 
 @torch.no_grad()
-def trace(model: Transformer, input: str | Sequence[int] | Tensor, *, form: str = "additive", name: str | None = None) -> Trace:
+def trace(
+    model: Transformer,
+    input: str | Sequence[int] | Tensor,
+    *,
+    form: str = "additive",
+    name: str | None = None,
+) -> Trace:
     """Run `model` once on one sequence and label everything that moved along both axes.
 
     Args:
@@ -196,10 +207,13 @@ def _one_sequence(model: Transformer, input: Any) -> tuple[Tensor, list[str]]:
         ids = torch.as_tensor(input)
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.shape[0] != 1:
-            raise ValueError(f"A trace is of one sequence, [pos] or [1, pos]; these ids have the shape {list(ids.shape)}.")
+            raise ValueError(
+                f"A trace is of one sequence, [pos] or [1, pos]; these ids have the shape {list(ids.shape)}."
+            )
     notices = []
     if ids.shape[1] > model.cfg.n_ctx:
-        notices.append(f"The prompt has {ids.shape[1]} tokens; the last {ids.shape[1] - model.cfg.n_ctx} are cut off (context {model.cfg.n_ctx}).")
+        n, n_ctx = ids.shape[1], model.cfg.n_ctx
+        notices.append(f"The prompt has {n} tokens; the last {n - n_ctx} are cut off (context {n_ctx}).")
         ids = ids[:, : model.cfg.n_ctx]
     return model.prepare(ids)[0], notices
 
@@ -217,7 +231,12 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _variables(
-    model: Transformer, record: ForwardRecord, tokens: Tensor, logits: Tensor, patterns: dict[str, Tensor], form: str
+    model: Transformer,
+    record: ForwardRecord,
+    tokens: Tensor,
+    logits: Tensor,
+    patterns: dict[str, Tensor],
+    form: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     residual, n_pos = model.residual, tokens.shape[1]
     writes = [step for step in record.steps if step.out is not None]
@@ -244,17 +263,34 @@ def _variables(
     loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
     decode = str if model.tokenizer is None else model.tokenizer.str_token
     out: dict[str, Any] = {
-        "depth_weight": (("read", "pos", "source"), weight, {"meaning": "the system's own weights of a read"}),
-        "mixing": (("read", "pos", "atom"), mixing, {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"}),
+        "depth_weight": (
+            ("read", "pos", "source"),
+            weight,
+            {"meaning": "the system's own weights of a read"},
+        ),
+        "mixing": (
+            ("read", "pos", "atom"),
+            mixing,
+            {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"},
+        ),
         "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
-        "residual_norm": (("read", "pos"), np.stack([_array(s.read[0].norm(dim=-1)) for s in record.steps]), {"unit": "stream"}),
+        "residual_norm": (
+            ("read", "pos"),
+            np.stack([_array(s.read[0].norm(dim=-1)) for s in record.steps]),
+            {"unit": "stream"},
+        ),
         "atom_norm": (
             ("atom", "pos"),
-            np.stack([_array(a[0].norm(dim=-1)) for a in (record.embed, *(s.out for s in writes if s.out is not None))]),
+            np.stack(
+                [_array(a[0].norm(dim=-1)) for a in (record.embed, *(s.out for s in writes if s.out is not None))]
+            ),
             {"unit": "stream"},
         ),
         "loss": ("pos", loss, {"unit": "nats"}),
-        "next_token": (("pos", "k"), np.array([[decode(i) for i in row] for row in top.indices.tolist()], dtype=object)),
+        "next_token": (
+            ("pos", "k"),
+            np.array([[decode(i) for i in row] for row in top.indices.tolist()], dtype=object),
+        ),
         "next_logprob": (("pos", "k"), top.values.cpu().numpy(), {"unit": "nats"}),
     }
     for variable, kind in (("sequence_attention", "attn"), ("local_attention", "local")):
@@ -266,7 +302,11 @@ def _variables(
             out[variable] = (dims, grid, {"unit": "probability"})
     gates = [residual.gate(step.write_gates) for step in writes]
     if all(g is not None for g in gates):
-        out["gate"] = (("write", "pos"), np.stack([_array(g[0]) for g in gates if g is not None]), {"label": residual.gate_label})
+        out["gate"] = (
+            ("write", "pos"),
+            np.stack([_array(g[0]) for g in gates if g is not None]),
+            {"label": residual.gate_label},
+        )
     coords: dict[str, Any] = {
         "read": np.array(reads, dtype=object),
         "source": np.array(sources, dtype=object),
@@ -302,19 +342,42 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
     share = atoms[:0]
     for step, share in contributions_by_read(residual, record, form):
         worst_sum = _worst(worst_sum, relative(share.sum(dim=0), step.read))
-    checks = [Check("recombination", worst_sum, limit, "contributions of every read sum to the recorded read (relative)")]
+    checks = [
+        Check(
+            "recombination",
+            worst_sum,
+            limit,
+            "contributions of every read sum to the recorded read (relative)",
+        )
+    ]
     if residual.linear_form(form).scalar():
         for step, row in mixing_by_read(residual, record, form):
             worst_mix = _worst(worst_mix, relative((row[: len(atoms), ..., None] * atoms).sum(dim=0), step.read))
-        checks.append(Check("mixing", worst_mix, limit, "the mixing matrix applied to the atoms gives every read (relative)"))
+        checks.append(
+            Check(
+                "mixing",
+                worst_mix,
+                limit,
+                "the mixing matrix applied to the atoms gives every read (relative)",
+            )
+        )
     # the readout norm's scale is recorded, so logits are linear in the contributions of the last read
     scale = (record.steps[-1].read.to(torch.float64).square().mean(-1, keepdim=True) + model.cfg.norm_eps).sqrt()
     shares = (share.double() / scale * model.ln_final.w.double()) @ model.W_U.double()
-    checks.append(Check("logit shares", relative(shares.sum(dim=0), logits.double()), limit, "logits are the sum of per-atom shares (relative)"))
+    checks.append(
+        Check(
+            "logit shares",
+            relative(shares.sum(dim=0), logits.double()),
+            limit,
+            "logits are the sum of per-atom shares (relative)",
+        )
+    )
     if residual.weights_sum_to_one:
         rows = [residual.depth_weights(s.site, s.read_gates) for s in record.steps]
         off = [float((w.double().sum(-1) - 1).abs().max()) for w in rows if w is not None]
-        checks.append(Check("depth weights sum to 1", max(off), max(limit, 1e-6), "every row of depth weights sums to 1"))
+        checks.append(
+            Check("depth weights sum to 1", max(off), max(limit, 1e-6), "every row of depth weights sums to 1")
+        )
     gates = [residual.gate(s.write_gates) for s in record.steps if s.out is not None]
     if residual.gate_range is not None and gates[0] is not None:
         low, high = residual.gate_range

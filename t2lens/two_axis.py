@@ -1,7 +1,7 @@
 """The duality, shown: a depth read is short sliding-window attention on the transposed state stack (arXiv 2603.16039).
 
 `H[l, t]` is the state of token t after l blocks. Fix t and let depth be the ordered axis: the depth read of `DepthSWA`
-is then the very ShortSWA that a sequence axis would carry, with the same window, and `duality` checks it on a real model:
+is then the very ShortSWA that a sequence axis would carry, with the same window. `duality` checks it on a real model:
 the states of a forward pass are stacked, depth becomes the sequence, `ordered_attention` runs over it once per reader
 as paper section 2 writes it, and the result is compared with what the model itself read.
 
@@ -66,7 +66,8 @@ def duality(model: Transformer, tokens: Any, attention_mask: Tensor | None = Non
 
     Example:
         >>> import t2lens
-        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=4, residual=t2lens.config.DepthSWA(window=3))
+        >>> from t2lens.config import DepthSWA
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=4, residual=DepthSWA(window=3))
         >>> result = t2lens.duality(t2lens.build(cfg, seed=0).double(), [[0, 7, 3, 7, 9]])
         >>> result.largest < 1e-12
         True
@@ -99,7 +100,7 @@ def states_before(residual: DepthShortSWA, index: int) -> int:
 
 
 def _states(residual: DepthShortSWA, record: ForwardRecord) -> Tensor:
-    """[L, B, T, D] in depth order, rebuilt from the atoms: block-boundary sums, or the atoms where the sum is replaced."""
+    """[L, B, T, D] in depth order, from the atoms: block-boundary sums, or the atoms where the sum is replaced."""
     assert record.embed is not None
     states = [record.embed]
     stream = record.embed

@@ -71,14 +71,19 @@ def _caching(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     record = ForwardRecord()
     fired: Counter[str] = Counter()
 
-    def count(tensor: Tensor, *, hook: Any) -> None:
+    def count(_: Tensor, *, hook: Any) -> None:
         fired[hook.name] += 1
 
     cached, cache = model.run_with_cache(tokens, record=record)
     model.run_with_hooks(tokens, fwd_hooks=[(name, count) for name in model.hook_dict])
     off = max(abs(fired[name] - 1) for name in model.hook_dict)
     checks = [
-        Check("plain = cached", _distance(plain, cached), 0.0, "a cached run gives the same logits to the last bit"),
+        Check(
+            "plain = cached",
+            _distance(plain, cached),
+            0.0,
+            "a cached run gives the same logits to the last bit",
+        ),
         Check("each hook fires once", float(off), 0.0, "firings of each hook point in one pass, less one"),
     ]
     seen = []
@@ -91,7 +96,9 @@ def _caching(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
         if beta in model.hook_dict:
             seen.append(_distance(cache[beta], step.write_gates["beta"]))
     if seen:
-        checks.append(Check("captured = used", max(seen), 0.0, "captured depth weights and gates are those the read used"))
+        checks.append(
+            Check("captured = used", max(seen), 0.0, "captured depth weights and gates are those the read used")
+        )
     return checks
 
 
@@ -105,13 +112,29 @@ def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
         return []
     generator = torch.Generator().manual_seed(0)
 
-    def disturb(tensor: Tensor, *, hook: Any) -> Tensor:
+    def disturb(tensor: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
         noise = torch.rand(tensor.shape, generator=generator).to(tensor)
         return tensor * (1 + noise)
 
     changes = [_distance(model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)]), plain) for name in names]
-    checks = [Check("edits reach the logits", min(changes), 1e-6, "smallest change when a depth weight or gate is disturbed", at_least=True)]
-    return [*checks, Check("nothing left behind", _distance(model(tokens), plain), 0.0, "a plain run after the edits is unchanged")]
+    checks = [
+        Check(
+            "edits reach the logits",
+            min(changes),
+            1e-6,
+            "smallest change when a depth weight or gate is disturbed",
+            at_least=True,
+        )
+    ]
+    return [
+        *checks,
+        Check(
+            "nothing left behind",
+            _distance(model(tokens), plain),
+            0.0,
+            "a plain run after the edits is unchanged",
+        ),
+    ]
 
 
 def _sequence(model: Transformer, tokens: Tensor, plain: Tensor, limit: float) -> list[Check]:
@@ -120,20 +143,48 @@ def _sequence(model: Transformer, tokens: Tensor, plain: Tensor, limit: float) -
     if n > 1:
         other = tokens.clone()
         other[:, -1] = (other[:, -1] + 1) % model.cfg.d_vocab
-        checks.append(Check("causality", _distance(model(other)[:, :-1], plain[:, :-1]), limit, "the last token changes no earlier logit"))
+        checks.append(
+            Check(
+                "causality",
+                _distance(model(other)[:, :-1], plain[:, :-1]),
+                limit,
+                "the last token changes no earlier logit",
+            )
+        )
         cache, parts = DecodingCache(), []
         for i in range(n):
             parts.append(model(tokens[:, i : i + 1], cache=cache))
-        checks.append(Check("decode = full", _distance(torch.cat(parts, dim=1), plain), limit, "token by token with a cache, and the full pass"))
+        checks.append(
+            Check(
+                "decode = full",
+                _distance(torch.cat(parts, dim=1), plain),
+                limit,
+                "token by token with a cache, and the full pass",
+            )
+        )
     n_pad = min(3, model.cfg.n_ctx - n)
     if n_pad > 0:
         padded = torch.cat([tokens[:, :1].expand(-1, n_pad), tokens], dim=1)
         mask = torch.arange(n + n_pad, device=tokens.device)[None] >= n_pad
-        checks.append(Check("padding", _distance(model(padded, mask)[:, n_pad:], plain), limit, "left padding changes nothing at real tokens"))
+        checks.append(
+            Check(
+                "padding",
+                _distance(model(padded, mask)[:, n_pad:], plain),
+                limit,
+                "left padding changes nothing at real tokens",
+            )
+        )
     return checks
 
 
 def _depth_duality(model: Transformer, tokens: Tensor, limit: float) -> list[Check]:
     if not isinstance(model.residual, DepthShortSWA):
         return []
-    return [Check("duality", duality(model, tokens).largest, limit, "depth reads equal ShortSWA on the transposed state stack")]
+    return [
+        Check(
+            "duality",
+            duality(model, tokens).largest,
+            limit,
+            "depth reads equal ShortSWA on the transposed state stack",
+        )
+    ]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import t2lens
 from t2lens.config import Attention, AttnRes, ModelConfig, ShortSWA
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
@@ -136,7 +135,10 @@ def test_bad_configs_say_what_is_wrong():
         (lambda: Attention(d_head=7), "even d_head"),
         (lambda: ShortSWA(window=None), "needs a window"),
         (lambda: AttnRes(block_size=0), "at least 1"),
-        (lambda: AttnRes(normaliser="max"), "one of softmax, sparsemax"),
+        (
+            lambda: AttnRes(normaliser="max"),  # type: ignore[arg-type]
+            "one of softmax, sparsemax",
+        ),
         (lambda: ModelConfig(d_vocab=0, n_ctx=1, d_model=1, n_layers=1), "d_vocab"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_an_edited_pattern_is_used(mode):
         x.zero_()[..., 0] = 1.0
         return x
 
-    observer = SimpleNamespace(scores=lambda x: x, pattern=first)
+    observer: Any = SimpleNamespace(scores=lambda x: x, pattern=first)
     with torch.inference_mode("inference" in mode):
         z = ordered_attention(q, k, v, observer=observer)
     assert torch.equal(z, v.repeat_interleave(groups, dim=1)[:, :, :1].expand_as(z))
@@ -119,7 +120,7 @@ def test_an_edited_pattern_is_used(mode):
 def test_single_precision_paths_agree():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 64, 32, generator=generator) for _ in range(3))
-    observer = SimpleNamespace(scores=lambda x: x.clone(), pattern=lambda x: x)  # a clone counts as an edit
+    observer: Any = SimpleNamespace(scores=lambda x: x.clone(), pattern=lambda x: x)  # a clone counts as an edit
     explicit = ordered_attention(q, k, v, observer=observer)
     torch.testing.assert_close(explicit, ordered_attention(q, k, v), atol=1e-6, rtol=0)
 

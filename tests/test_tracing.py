@@ -48,7 +48,9 @@ def test_numbers_are_those_of_the_cache(system):
             assert list(weights["source"].values) == model.sources()[site.name]
     seen = np.nan_to_num(data["sequence_attention"].values)
     assert np.array_equal(seen[1], np.tril(cache["blocks.1.attn.hook_pattern"][0]))
-    assert np.array_equal(np.nan_to_num(data["local_attention"].values)[2], np.tril(cache["blocks.2.local.hook_pattern"][0]))
+    assert np.array_equal(
+        np.nan_to_num(data["local_attention"].values)[2], np.tril(cache["blocks.2.local.hook_pattern"][0])
+    )
     if "gate" in data:
         assert np.array_equal(data["gate"].sel(write="2.mlp"), cache["blocks.2.ddl_mlp.hook_beta"][0, :, 0])
     loss = model(ids, return_type="loss").detach()
@@ -67,7 +69,9 @@ def test_contribution_norms_match_the_contributions(system):
             vectors = t2lens.contributions(model, ids, read=read, form=form)[0].detach()
             there = norms.sel(read=read).notnull().values.all(axis=0)
             assert there.sum() == model.atoms.index("0.mlp" if read == "1.attn" else "2.mlp") + 1
-            assert np.allclose(norms.sel(read=read).values[:, there], vectors.norm(dim=-1)[:, there], atol=1e-10)
+            assert np.allclose(
+                norms.sel(read=read).values[:, there], vectors.norm(dim=-1).numpy()[:, there], atol=1e-10
+            )
 
 
 def test_bad_prompts_get_one_sentence():
@@ -81,7 +85,7 @@ def test_bad_prompts_get_one_sentence():
         ("text", "no tokenizer"),
     ):
         with pytest.raises(ValueError, match=words):
-            t2lens.trace(model, prompt)
+            t2lens.trace(model, prompt)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has no form 'x'"):
         t2lens.trace(model, [0, 1], form="x")
     assert not any(point.active for point in model.hook_dict.values())

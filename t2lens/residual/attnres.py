@@ -74,7 +74,10 @@ class AttentionResiduals(ResidualSystem):
     def read(self, state: _State, site: Site, gates: Gates) -> Tensor:
         weights, n = gates["weights"], len(state.done)
         mixture = state.done.mix(weights[..., :n])
-        return torch.addcmul(mixture, state.partial, weights[..., n:]) if self._reads_partial(site) else mixture
+        if self._reads_partial(site):
+            assert state.partial is not None
+            mixture = torch.addcmul(mixture, state.partial, weights[..., n:])
+        return mixture
 
     def write(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> _State:
         state.partial = atom if state.partial is None else state.partial + atom
@@ -113,7 +116,7 @@ class AttentionResiduals(ResidualSystem):
 
 
 def sparsemax(scores: Tensor) -> Tensor:
-    """Euclidean projection of `scores` [..., S] onto the simplex: sums to 1, with exact zeros (arXiv 1602.02068, eq. 5)."""
+    """Euclidean projection of `scores` [..., S] onto the simplex (arXiv 1602.02068): sums to 1, with exact zeros."""
     ordered = scores.sort(dim=-1, descending=True).values
     k = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
     excess = ordered.cumsum(dim=-1) - 1

@@ -37,7 +37,7 @@ State = Any  # what the system carries; its own business
 
 @dataclass(frozen=True)
 class Site:
-    """A place in depth where a sublayer reads, or the readout. `index` counts the atoms written before it, less embed."""
+    """A place in depth where a sublayer reads, or the readout. `index`: atoms written before it, less embed."""
 
     index: int
     layer: int | None
@@ -103,7 +103,7 @@ class ResidualSystem(nn.Module):
         return {}
 
     def carry(self, state: State, name: str) -> State:
-        """Pass the state through the hook point `name` (`blocks.3.hook_resid_pre`), where there is one single stream."""
+        """Pass the state through the hook point `name` (`blocks.3.hook_resid_pre`) where it is one single stream."""
         return self.hook_points[name](state) if name in self.hook_points else state
 
     # --- linear in the state and in what is written
@@ -151,7 +151,11 @@ class ResidualSystem(nn.Module):
     def single_stream_hooks(self) -> None:
         """Give the carried stream transformer-lens's names. Only for a state that is one [B, T, D] tensor."""
         for layer in range(self.model_cfg.n_layers):
-            for where, meaning in (("pre", "before the block"), ("mid", "before the MLP"), ("post", "after the block")):
+            for where, meaning in (
+                ("pre", "before the block"),
+                ("mid", "before the MLP"),
+                ("post", "after the block"),
+            ):
                 name = f"blocks.{layer}.hook_resid_{where}"
                 self.hook_point(name, shape="batch pos d_model", meaning=f"the carried stream {meaning}", unit="stream")
 
@@ -159,10 +163,16 @@ class ResidualSystem(nn.Module):
         """Hook points of the depth weights at `site` and, where there is a choice to make, of their scores."""
         if n_sources > 1:
             self.hook_point(
-                site.hook("depth_scores"), shape="batch pos source", meaning=f"depth scores of the read at {site.name}", unit="logit"
+                site.hook("depth_scores"),
+                shape="batch pos source",
+                meaning=f"depth scores of the read at {site.name}",
+                unit="logit",
             )
         self.hook_point(
-            site.hook("depth_attn"), shape="batch pos source", meaning=f"depth weights of the read at {site.name}", unit="weight"
+            site.hook("depth_attn"),
+            shape="batch pos source",
+            meaning=f"depth weights of the read at {site.name}",
+            unit="weight",
         )
 
 

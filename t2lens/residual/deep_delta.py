@@ -112,7 +112,10 @@ class DeepDeltaLearning(ResidualSystem):
         logit = hook("hook_beta_logit")((c @ self.beta_weight[i].to(c.dtype) + self.beta_bias[i]).unsqueeze(-1))
         beta = hook("hook_beta")(2 * logit.sigmoid())  # [B, T, 1]
         if self.cfg.value_form == "sigmoid_of_raw":
-            value = self.cfg.value_scale * (F.linear(raw, self._wide_value(i, raw), self.value_bias[i].to(raw.dtype))).sigmoid()
+            value = (
+                self.cfg.value_scale
+                * (F.linear(raw, self._wide_value(i, raw), self.value_bias[i].to(raw.dtype))).sigmoid()
+            )
         else:
             value = F.linear(c, self._wide_value(i, c), self.value_bias[i].to(c.dtype))
         value = hook("hook_value")(value)  # [B, T, V]
@@ -120,7 +123,14 @@ class DeepDeltaLearning(ResidualSystem):
         direction = hook("hook_dir")((wide(out) / size).to(out.dtype))
         held = hook("hook_proj")(self._along(wide(direction), wide(state)))  # k^T X [B, T, V]
         step = beta * (value - held)
-        return {"beta": beta, "value": value, "direction": direction, "proj": held, "size": size, "delta": step / size}
+        return {
+            "beta": beta,
+            "value": value,
+            "direction": direction,
+            "proj": held,
+            "size": size,
+            "delta": step / size,
+        }
 
     def _wide_value(self, i: int, like: Tensor) -> Tensor:
         return self.value_weight[i].to(like.dtype)
@@ -171,7 +181,12 @@ class DeepDeltaLearning(ResidualSystem):
                 ("hook_beta", "batch pos 1", "gate: 0 keep, 1 overwrite, 2 reflect", "0..2"),
                 ("hook_dir", "batch pos d_model", "unit direction k of the write", ""),
                 ("hook_value", "batch pos d_v", "value v that is written along k", "state"),
-                ("hook_proj", "batch pos d_v", "k^T X, what the state holds along k before the write", "state"),
+                (
+                    "hook_proj",
+                    "batch pos d_v",
+                    "k^T X, what the state holds along k before the write",
+                    "state",
+                ),
             ):
                 self.hook_point(self._name(site, name), shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
 

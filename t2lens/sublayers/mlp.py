@@ -24,7 +24,9 @@ class SwiGLU(nn.Module):
         self.hook_post = HookPoint(shape="batch pos d_mlp", meaning="neurons: silu(pre) * pre_linear")
 
     def forward(self, read: Tensor) -> Tensor:
-        return self.output(self.hook_post(F.silu(self.hook_pre(self.gate(read))) * self.hook_pre_linear(self.input(read))))
+        return self.output(
+            self.hook_post(F.silu(self.hook_pre(self.gate(read))) * self.hook_pre_linear(self.input(read)))
+        )
 
     @property
     def W_gate(self) -> Tensor:

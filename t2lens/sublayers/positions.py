@@ -1,4 +1,4 @@
-"""What every sublayer needs to know about the sequence: positions, padding, RoPE tables, and what decoding remembers."""
+"""What sublayers need to know about the sequence: positions, padding, RoPE tables, and what decoding remembers."""
 
 from __future__ import annotations
 

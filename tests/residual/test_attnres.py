@@ -68,7 +68,11 @@ def test_block_sources_have_identities():
         "out": ["embed", "block1", "block2"],
     }
     held = {s.name: s.atoms for s in model.residual.sources(model.sites[5])}
-    assert held == {"embed": ("embed",), "block1": ("0.attn", "0.mlp", "1.attn", "1.mlp"), "partial": ("2.attn",)}
+    assert held == {
+        "embed": ("embed",),
+        "block1": ("0.attn", "0.mlp", "1.attn", "1.mlp"),
+        "partial": ("2.attn",),
+    }
 
 
 def test_a_huge_recency_bias_is_the_plain_residual():
