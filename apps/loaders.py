@@ -6,6 +6,7 @@ Both caches are bounded, and keyed by the content of the weights, never by the m
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 import t2lens
+from t2lens.zoo.registry import BUNDLED, WEIGHTS
 
 __all__ = ["Loaded", "load", "model_names", "trace"]
 
@@ -33,23 +35,9 @@ def model_names() -> list[str]:
     return [info.name for info in t2lens.list_models()]
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
 def load(name: str) -> Loaded:
-    """A bundled model; at most four stay in memory."""
-    with _LOCK:
-        model = t2lens.load(name)
-    return Loaded(name=name, weights_hash=weights_hash(model), model=model)
-
-
-def weights_hash(model: Any) -> str:
-    """sha256 over names, shapes and bytes of the weights, shortened."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """A bundled model; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
+    return _load(name, _weights_hash(name))
 
 
 def trace(loaded: Loaded, prompt: str) -> Any:
@@ -57,7 +45,18 @@ def trace(loaded: Loaded, prompt: str) -> Any:
     return _trace(loaded.name, loaded.weights_hash, prompt, _model=loaded.model)
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
-def _trace(name: str, weights_hash: str, prompt: str, *, _model: Any) -> Any:  # noqa: ARG001 - the cache key
+def _weights_hash(name: str) -> str:
+    """sha256 of the weights as they lie on disk now, so that retrained weights are another model."""
+    return hashlib.sha256((BUNDLED / name / WEIGHTS).read_bytes()).hexdigest()
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _load(name: str, weights_hash: str) -> Loaded:
     with _LOCK:
-        return t2lens.trace(_model, prompt)
+        return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(name))
+
+
+@st.cache_resource(max_entries=24, show_spinner=False)
+def _trace(name: str, weights_hash: str, prompt: str, *, _model: Any) -> Any:  # noqa: ARG001 - part of the key
+    with _LOCK:
+        return t2lens.trace(_model, prompt, name=name)

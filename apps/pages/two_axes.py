@@ -46,6 +46,9 @@ STYLE = """<style>
 def two_axes() -> None:
     st.html(STYLE)
     names = loaders.model_names()
+    if not names:
+        _tell(["No trained model is bundled with this installation: train one with t2lens train."])
+        return
     state = st.session_state
     first = "prompt" not in state
     notices = _read_url(names) if first else []
@@ -56,8 +59,12 @@ def two_axes() -> None:
         _tell([*notices, "The prompt is empty: type a few words and press Run."])
         return
     chosen = [state["model_a"], *([state["model_b"]] if state["model_b"] != NO_MODEL else [])]
-    with st.spinner("Running the models ..."):
-        traces = [loaders.trace(loaders.load(name), prompt) for name in chosen]
+    try:
+        with st.spinner("Running the models ..."):
+            traces = [loaders.trace(loaders.load(name), prompt) for name in chosen]
+    except ValueError as error:  # a sentence for the reader: damaged weights, a prompt that cannot be traced
+        _tell([*notices, str(error)])
+        return
     notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
     tokens = [len(trace.tokens) for trace in traces]
     sites = [["embed", *map(str, trace.dataset["read"].values)] for trace in traces]

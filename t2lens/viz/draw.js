@@ -17,13 +17,8 @@ Object.assign(View.prototype, {
     this.fit(m.over, W, H);
     const absent = p.absent[q.key],
       blank = p.rows.map((_, r) => p.why(q.key, r) !== "");
-    this.cells(
-      ctx,
-      g,
-      this.lut[q.signed ? "both" : "cool"],
-      (c, r) => (blank[r] ? null : this.shade(p.value(q.key, r, c), q.lo, q.hi)),
-      (c, r) => (blank[r] ? NaN : p.value(q.key, r, c)),
-    );
+    const value = (c, r) => (blank[r] ? null : p.value(q.key, r, c));
+    this.cells(ctx, m, q.key, this.lut[q.signed ? "both" : "cool"], value, (v) => this.shade(v, q.lo, q.hi));
     if (q.above)
       for (let r = 1; r < rows; r++)
         for (let c = 0; c < p.T; c++) if (p.value(q.key, r, c) > q.hi) this.corner(ctx, g, c, r);
@@ -164,13 +159,8 @@ Object.assign(View.prototype, {
     const table = p.rows
       .slice(1)
       .map((_, r) => new Map(p.read(this.view.depth, r + 1, pos).map((s) => [s.index, s.value])));
-    this.cells(
-      ctx,
-      g,
-      this.readLut,
-      (c, r) => (table[r].has(c) ? this.shadeRead(table[r].get(c)) : null),
-      (c, r) => table[r].get(c),
-    );
+    const value = (c, r) => (table[r].has(c) ? table[r].get(c) : null);
+    this.cells(ctx, m, `${this.mode.key} ${pos}`, this.readLut, value, (v) => this.shadeRead(v));
     const row = p.row.get(this.site(m.i)),
       every = Math.ceil(10.5 / cell),
       step = Math.ceil(10 / cw);
@@ -215,13 +205,8 @@ Object.assign(View.prototype, {
       return;
     }
     this.mask(ctx, x, g.y, size, size, (px, py) => p.masked(at, Math.floor(py / cell), Math.floor(px / cell)));
-    this.cells(
-      ctx,
-      g,
-      this.lut.warm,
-      (c, r) => (p.masked(at, r, c) ? null : this.shadeWeight(p.attention(at, r, c))),
-      (c, r) => p.attention(at, r, c),
-    );
+    const value = (c, r) => (p.masked(at, r, c) ? null : p.attention(at, r, c));
+    this.cells(ctx, m, `${at} ${p.one(at)}`, this.lut.warm, value, (v) => this.shadeWeight(v));
     this.positions(ctx, p, g, strip, pos);
     strip.words.forEach((word, r) => {
       if (r !== pos && (r % strip.every || Math.abs(r - pos) * cell < 11)) return;

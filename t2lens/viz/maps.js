@@ -198,7 +198,7 @@ class View {
       over = el("canvas", "over", undefined, frame);
     const m = { kind, i, frame, base, over, h, why: el("p", "why", "", area) };
     base.dataset.map = `${kind}-${this.panels[i].letter}`;
-    base.setAttribute("role", "application");
+    base.setAttribute("role", kind === "grid" ? "application" : "img");
     if (kind === "grid") {
       base.tabIndex = 0;
       base.onkeydown = (e) => this.key(e, m);

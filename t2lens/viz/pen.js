@@ -26,8 +26,12 @@ Object.assign(View.prototype, {
     this.quantity = this.payload.quantities.find((o) => o.key === this.view.quantity);
     this.mode = this.payload.depth.find((o) => o.key === this.view.depth);
     for (const p of this.panels) p.head = this.view.head;
-    this.bars();
-    this.legend();
+    const look = [this.rev, this.isDark, this.width, this.quantity.key, this.mode.key].join();
+    if (look !== this.look) {
+      this.look = look;
+      this.bars();
+      this.legend();
+    }
     for (const m of this.maps) {
       this[m.kind](m);
       this.mark(m);
@@ -103,41 +107,46 @@ Object.assign(View.prototype, {
     ctx.restore();
   },
 
-  // cells(c, r) -> LUT index | "nan" | null (nothing there); r counts from the bottom when g.up
-  cells(ctx, g, table, cells, value) {
-    const off = el("canvas"),
-      img = new ImageData(g.cols, g.rows),
-      px = new Uint32Array(img.data.buffer),
-      odd = [];
-    const packed = table.map(([r, gr, b]) => 0xff000000 | (b << 16) | (gr << 8) | r);
+  // One pixel per cell, made once per `key` and scaled. value(c, r): a number, or null where there is nothing; r counts
+  // from the bottom when g.up. shade: LUT index of a number, or "nan".
+  raster(m, key, table, value, shade) {
+    if (m.raster && m.raster.key === key) return m.raster;
+    const g = m.geom,
+      image = el("canvas"),
+      data = new ImageData(g.cols, g.rows),
+      pixels = new Uint32Array(data.data.buffer),
+      packed = table.map(([r, gr, b]) => 0xff000000 | (b << 16) | (gr << 8) | r);
+    m.raster = { key, image, odd: [], zeros: [] };
     for (let r = 0; r < g.rows; r++)
       for (let c = 0; c < g.cols; c++) {
-        const k = cells(c, r);
-        if (k === null) continue;
-        if (k === "nan") odd.push([c, r]);
-        else px[(g.up ? g.rows - 1 - r : r) * g.cols + c] = packed[k];
+        const v = value(c, r);
+        if (v === null) continue;
+        const k = shade(v);
+        if (k === "nan") m.raster.odd.push([c, r]);
+        else pixels[(g.up ? g.rows - 1 - r : r) * g.cols + c] = packed[k];
+        if (v === 0) m.raster.zeros.push([c, r]);
       }
-    off.width = g.cols;
-    off.height = g.rows;
-    off.getContext("2d").putImageData(img, 0, 0);
+    image.width = g.cols;
+    image.height = g.rows;
+    image.getContext("2d").putImageData(data, 0, 0);
+    return m.raster;
+  },
+  cells(ctx, m, key, table, value, shade) {
+    const g = m.geom,
+      { image, odd, zeros } = this.raster(m, `${this.rev} ${this.isDark} ${key}`, table, value, shade);
     ctx.imageSmoothingEnabled = g.cw * devicePixelRatio < 1 || g.ch * devicePixelRatio < 1;
-    ctx.drawImage(off, g.x, g.y, g.cols * g.cw, g.rows * g.ch);
-    for (const [c, r] of odd) {
-      const [x, y, w, h] = this.rect(g, c, r);
-      this.hatch(ctx, x, y, w, h);
-    }
+    ctx.drawImage(image, g.x, g.y, g.cols * g.cw, g.rows * g.ch);
+    for (const [c, r] of odd) this.hatch(ctx, ...this.rect(g, c, r));
     if (g.cw >= 7 && g.ch >= 7) {
       // hairlines keep neighbours apart; a dot says "exactly zero"
       ctx.fillStyle = this.colors.paper;
       for (let c = 1; c < g.cols; c++) ctx.fillRect(Math.round(g.x + c * g.cw) - 0.5, g.y, 1, g.rows * g.ch);
       for (let r = 1; r < g.rows; r++) ctx.fillRect(g.x, Math.round(g.y + r * g.ch) - 0.5, g.cols * g.cw, 1);
       ctx.fillStyle = this.colors.mute;
-      for (let r = 0; r < g.rows; r++)
-        for (let c = 0; c < g.cols; c++)
-          if (value(c, r) === 0) {
-            const [x, y, w, h] = this.rect(g, c, r);
-            ctx.fillRect(x + w / 2 - 1, y + h / 2 - 1, 2, 2);
-          }
+      for (const [c, r] of zeros) {
+        const [x, y, w, h] = this.rect(g, c, r);
+        ctx.fillRect(x + w / 2 - 1, y + h / 2 - 1, 2, 2);
+      }
     }
     ctx.strokeStyle = this.colors.hair;
     ctx.lineWidth = 1;

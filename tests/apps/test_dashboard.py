@@ -24,9 +24,9 @@ def forward_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     seen: list[str] = []
     real = t2lens.trace
 
-    def counted(model: Any, text: str) -> t2lens.Trace:
+    def counted(model: Any, text: str, **more: Any) -> t2lens.Trace:
         seen.append(text)
-        return real(model, text)
+        return real(model, text, **more)
 
     monkeypatch.setattr(t2lens, "trace", counted, raising=False)
     yield seen
@@ -144,6 +144,16 @@ def test_the_same_name_with_other_weights_is_not_taken_from_the_cache() -> None:
     other = loaders.Loaded(name=one.name, weights_hash="0" * 16, model=one.model)
     assert loaders.trace(one, PROMPT) is loaders.trace(one, PROMPT)
     assert loaders.trace(other, PROMPT) is not loaders.trace(one, PROMPT)
+
+
+def test_damaged_weights_get_a_sentence(forward_passes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(name: str) -> Any:
+        raise ValueError(f"The weights of {name} are damaged.")
+
+    monkeypatch.setattr(t2lens, "load", damaged, raising=False)
+    app = open_app(prompt=PROMPT)
+    assert not app.exception
+    assert "damaged" in texts(app) and forward_passes == []
 
 
 def test_no_hook_is_left_on_a_model(forward_passes: list[str]) -> None:
