@@ -218,9 +218,7 @@ def draw(
 
 def _top_of(panel: Panel, scale: Scale) -> float | None:
     """The value above which a cell is marked, where cells may lie above the range."""
-    return (
-        float(np.nextafter(panel.z.dtype.type(scale.hi), panel.z.dtype.type(np.inf))) if scale.above else None
-    )
+    return float(np.nextafter(panel.z.dtype.type(scale.hi), panel.z.dtype.type(np.inf))) if scale.above else None
 
 
 def _cells(
@@ -391,11 +389,7 @@ def _caption(
 def _checked(trace: Any) -> str:
     checks = trace.verify()
     failed = [check.name for check in checks if not check.passed]
-    return (
-        f"FAILED: {', '.join(failed)}. Do not trust this picture."
-        if failed
-        else f"verified, {len(checks)} checks."
-    )
+    return f"FAILED: {', '.join(failed)}. Do not trust this picture." if failed else f"verified, {len(checks)} checks."
 
 
 def _told(words: list[str]) -> list[str]:

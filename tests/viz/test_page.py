@@ -59,7 +59,9 @@ def test_the_page_holds_the_numbers_of_the_trace():
         np.testing.assert_array_equal(panel["grids"]["residual_norm"][1:], one.dataset["residual_norm"].values)
         assert panel["tokens"] == one.tokens
     values = trace.dataset["depth_weight"].values.swapaxes(1, 2)
-    np.testing.assert_array_equal(payload["panels"][0]["reads"]["weights"]["values"], values[~np.isnan(values[:, :, 0])])
+    np.testing.assert_array_equal(
+        payload["panels"][0]["reads"]["weights"]["values"], values[~np.isnan(values[:, :, 0])]
+    )
 
 
 def test_tokens_and_titles_are_never_markup():
@@ -164,7 +166,10 @@ def test_the_first_view_shows_what_both_systems_have(systems: list[str], quantit
 def test_the_first_view_can_be_chosen():
     trace = spoken("standard", PROMPT)
     view = unpack(fragment(trace, quantity="write_norm", depth="contribution", cell=(0, 2, "1.mlp")))["view"]
-    assert view.items() >= {"panel": 0, "pos": 2, "site": "1.mlp", "quantity": "write_norm", "depth": "contribution"}.items()
+    assert (
+        view.items()
+        >= {"panel": 0, "pos": 2, "site": "1.mlp", "quantity": "write_norm", "depth": "contribution"}.items()
+    )
     with pytest.raises(ValueError, match="not 'nothing'"):
         fragment(trace, quantity="nothing")
 

@@ -47,7 +47,9 @@ def test_header_checks_and_numbers():
     label, reads = top_reads(trace, "out", 5)
     assert label == "own depth weights"
     weights = trace.dataset["depth_weight"].sel(read="out", pos=5)
-    assert reads == sorted(((str(s), float(v)) for s, v in zip(weights.source.values, weights.values, strict=True)), key=lambda p: -p[1])
+    assert reads == sorted(
+        ((str(s), float(v)) for s, v in zip(weights.source.values, weights.values, strict=True)), key=lambda p: -p[1]
+    )
     assert f"{reads[0][0]} {reads[0][1]:.3g}" in text
     assert f"{np.nanmean(trace.dataset['loss']):.3f} nats per token over 5 tokens" in text
 
@@ -56,7 +58,7 @@ def test_a_system_without_depth_weights_shows_contributions():
     label, reads = top_reads(spoken("ddl", PROMPT), "out", 2)
     assert label == "contribution norm"
     assert len(reads) == 7
-    with pytest.raises(KeyError, match="the reads are 0.attn"):
+    with pytest.raises(KeyError, match=r"the reads are 0\.attn"):
         top_reads(spoken("ddl", PROMPT), "9.attn", 0)
 
 
