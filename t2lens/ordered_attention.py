@@ -116,6 +116,11 @@ def _per_head(x: Tensor, q: Tensor) -> Tensor:
     return x.repeat_interleave(groups, dim=-3) if groups > 1 else x
 
 
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, -inf elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
 def _with_sink(logits: Tensor, sink: Tensor) -> Tensor:
     return torch.cat([logits, sink.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
 
@@ -124,7 +129,7 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, si
     is_causal = mask is None and q.shape[-2] > 1
     if sink is not None:
         mask = reach(q.shape[-2], k.shape[-2], None, q.device) if mask is None else mask
-        bias = q.new_zeros(()).masked_fill(~mask, -torch.inf).expand(*q.shape[:-1], k.shape[-2])
+        bias = _bias(mask, q.dtype).expand(*q.shape[:-1], k.shape[-2])
         mask, is_causal = _with_sink(bias, sink), False
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     grouped = q.shape[-3] != k.shape[-3]
@@ -136,7 +141,8 @@ def _explicit_pattern(
 ) -> tuple[Tensor, bool]:
     """(pattern, whether the observer edited it or the scores)."""
     mask = reach(q.shape[-2], k.shape[-2], None, q.device) if mask is None else mask
-    scores = ((q @ _per_head(k, q).transpose(-1, -2)) * scale).masked_fill(~mask, -torch.inf)
+    scores = (q * scale) @ _per_head(k, q).transpose(-1, -2)
+    scores += _bias(mask, scores.dtype)  # in place: nobody has seen it yet, and these are the largest tensors here
     scores, touched = _watch(observer.scores if observer else None, scores)
     logits = scores.float() if q.dtype in (torch.float16, torch.bfloat16) else scores
     logits = logits if sink is None else _with_sink(logits, sink)
