@@ -8,6 +8,8 @@ import random
 import signal
 import time
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.progress import Progress
 from t2lens.zoo.recipes import RECIPES, Budget, recipe
 from t2lens.zoo.text import encode_split, read_corpus
+from t2lens.zoo.tokenizer import Tokenizer
 from t2lens.zoo.training import batch, evaluate, schedule, train, windows
 
 CFG = ModelConfig(
@@ -104,6 +107,7 @@ def test_training_learns_and_records_what_it_did(corpus, tmp_path) -> None:
     losses = [point["validation_loss"] for point in record["curve"]]
     assert losses[-1] < losses[0] - 1 and all(np.isfinite(losses))
     model = t2lens.load(out)
+    assert isinstance(model.tokenizer, Tokenizer)
     read = read_corpus(corpus)
     data, held_out = (encode_split(read, model.tokenizer, split) for split in ("train", "validation"))
     rows = windows(held_out, 32, 0)
@@ -130,7 +134,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["t2lens.zoo.training"])
 
 
-def start(corpus, out) -> multiprocessing.process.BaseProcess:
+def start(corpus, out) -> BaseProcess:
     process = SERVER.Process(target=run, args=(str(corpus), str(out)))
     process.start()
     return process
@@ -172,7 +176,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(corpus, tmp_path
     assert weights_hash(out) == weights_hash(tmp_path / "whole")
     records = [json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "killed")]
     for record in records:
-        record.pop("wall_s"), record.pop("name")
+        record.update(wall_s=None, name=None)
     assert records[0] == records[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
 
@@ -207,18 +211,20 @@ def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path) -> No
     (tmp_path / "short" / "a.txt").write_text("too short\nfor a window\n")
     (tmp_path / "there").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for arguments, options, message in (
+    cases: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
         (("attnres-ful", corpus, tmp_path / "m"), {}, "no recipe 'attnres-ful'; did you mean 'attnres-full'"),
         ((CFG, tmp_path / "none", tmp_path / "m"), {}, "is not a folder"),
         ((CFG, tmp_path / "short", tmp_path / "m"), {}, "is too short"),
         ((CFG, corpus, tmp_path / "there"), {}, "exists already"),
         ((CFG, corpus, tmp_path / "m"), {"precision": "int8"}, "precision must be"),
         ((CFG, corpus, tmp_path / "m"), {"checkpoint_every": 0}, "checkpoint_every must be"),
-    ):
+    )
+    for arguments, options, message in cases:
         with pytest.raises(ValueError, match=message):
             train(*arguments, **options)
     assert sorted(tmp_path.rglob("*")) == before
-    for wrong in ({"tokens": 0}, {"rows": -1}, {"lr": 0.0}, {"warmup": 2.0}):
+    budgets: tuple[dict[str, Any], ...] = ({"tokens": 0}, {"rows": -1}, {"lr": 0.0}, {"warmup": 2.0})
+    for wrong in budgets:
         with pytest.raises(ValueError, match="Budget"):
             Budget(**wrong)
 
