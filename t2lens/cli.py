@@ -259,11 +259,13 @@ def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
             fill(f"{each.quantity.label} {each.quantity.unit and f'({each.quantity.unit})'}", 11) for each in shown
         ]
         title = f"At position {at} '{glyphs(one.tokens[at])}':"
-        table = _table("site", *(f"{head}>" for head in heads), "reads most from", title=title)
+        most = {site: top_reads(one, site, at) for site in shown[0].sites if site != "embed"}
+        what = " or ".join(dict.fromkeys(label for label, _ in most.values()))
+        table = _table("site", *(f"{head}>" for head in heads), f"reads most from\n({what})", title=title)
         for i, site in reversed(list(enumerate(shown[0].sites))):
             numbers = ["" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown]
-            most = "" if site == "embed" else ", ".join(f"{n} {fmt(v, 2)}" for n, v in top_reads(one, site, at)[1][:2])
-            table.add_row(site, *numbers, most)
+            reads = most[site][1][:2] if site in most else []
+            table.add_row(site, *numbers, ", ".join(f"{name} {fmt(value, 2)}" for name, value in reads))
         console.print()
         console.print(table)
 

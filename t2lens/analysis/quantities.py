@@ -114,9 +114,7 @@ def _of_reads(trace: Any, about: Quantity, rows: np.ndarray, **more: Any) -> Gri
     """A grid from [read, pos]: the embedding is not read."""
     blank = np.full((1, rows.shape[1]), np.nan, rows.dtype)
     missing = {**_NOT_READ, **more.pop("missing", {})}
-    return Grid(
-        quantity=about, values=np.concatenate([blank, rows]), sites=_sites(trace), missing=missing, **more
-    )
+    return Grid(quantity=about, values=np.concatenate([blank, rows]), sites=_sites(trace), missing=missing, **more)
 
 
 def _nothing(trace: Any, about: Quantity, why: str) -> Grid:
@@ -185,9 +183,7 @@ def _gate(trace: Any, about: Quantity) -> Grid:
 
 
 _GATE_LIMITS: dict[str, tuple[float | None, float | None]] = {"beta": (0.0, 2.0)}
-_GATE_MEANING = {
-    "beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along k, 2 reflects."
-}
+_GATE_MEANING = {"beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along k, 2 reflects."}
 
 
 def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:
