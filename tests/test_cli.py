@@ -179,7 +179,7 @@ def test_verify_passes_on_a_sound_model_and_names_every_check(bundled: Path):
 
 def test_verify_fails_on_a_model_that_is_not_finite(shelf: Path, tmp_path: Path):
     model = t2lens.load(shelf / "tiny-attnres")
-    model.blocks[1].mlp.output.weight.data[0, 0] = float("nan")
+    model.get_parameter("blocks.1.mlp.output.weight").data[0, 0] = float("nan")
     registry.save(model, tmp_path / "broken")
     result = run("verify", tmp_path / "broken", shelf / "tiny-ddl")
     assert result.exit_code == 1
