@@ -21,7 +21,7 @@ from t2lens.apps.state import (
     parse_url,
     read_cell,
 )
-from t2lens.viz.payload import DEPTH, maps_payload
+from t2lens.viz.payload import MODES, maps_payload
 
 __all__ = ["two_axes"]
 
@@ -61,7 +61,8 @@ def two_axes() -> None:
     chosen = [state["model_a"], *([state["model_b"]] if state["model_b"] != NO_MODEL else [])]
     try:
         with st.spinner("Running the models ..."):
-            traces = [loaders.trace(loaders.load(name), prompt) for name in chosen]
+            loaded = [loaders.load(name) for name in chosen]
+            traces = [loaders.trace(one, prompt) for one in loaded]
     except ValueError as error:  # a sentence for the reader: damaged weights, a prompt that cannot be traced
         _tell([*notices, str(error)])
         return
@@ -70,7 +71,8 @@ def two_axes() -> None:
     sites = [["embed", *map(str, trace.dataset["read"].values)] for trace in traces]
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
     _tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
-    maps(_payload((*chosen, prompt), traces), key="maps", on_change=_chosen)
+    identity = (*chosen, *(one.weights_hash for one in loaded), prompt)
+    maps(_payload(identity, traces), key="maps", on_change=_chosen)
     _write_url()
 
 
@@ -81,8 +83,8 @@ def _default(names: list[str]) -> Selection:
         model_a=a,
         model_b=b,
         prompt=PRESET_PROMPT,
-        quantity="depth_entropy",
-        depth="mixing",
+        quantity="effective_atoms",
+        depth="share",
         cell=Cell(panel=0, pos=9, site="5.attn"),
     )
 
@@ -91,9 +93,7 @@ def _read_url(names: list[str]) -> list[str]:
     """The first run of a session takes its state from the URL. Returns a notice for what it asked in vain."""
     state = st.session_state
     asked = {key: st.query_params[key] for key in st.query_params}
-    selection, notices = parse_url(
-        asked, _default(names), models=names, quantities=list(QUANTITIES), depths=list(DEPTH)
-    )
+    selection, notices = parse_url(asked, _default(names), models=names, quantities=list(QUANTITIES), depths=MODES)
     for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell"):
         state[key] = getattr(selection, key)
     state["hint"] = "" if asked else HINT
@@ -157,7 +157,7 @@ def _chosen() -> None:
     if isinstance(show, dict):
         if show.get("quantity") in QUANTITIES:
             state["quantity"] = show["quantity"]
-        if show.get("depth") in DEPTH:
+        if show.get("depth") in MODES:
             state["depth"] = show["depth"]
         if show.get("head") in HEADS:
             state["head"] = show["head"]

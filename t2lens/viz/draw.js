@@ -18,7 +18,7 @@ Object.assign(View.prototype, {
     const absent = p.absent[q.key],
       blank = p.rows.map((_, r) => p.why(q.key, r) !== "");
     const value = (c, r) => (blank[r] ? null : p.value(q.key, r, c));
-    this.cells(ctx, m, q.key, this.lut[q.signed ? "both" : "cool"], value, (v) => this.shade(v, q.lo, q.hi));
+    this.cells(ctx, m, q.key, this.lut[q.signed ? "both" : "cool"], value, (v) => this.shade(v, q));
     if (q.above)
       for (let r = 1; r < rows; r++)
         for (let c = 0; c < p.T; c++) if (p.value(q.key, r, c) > q.hi) this.corner(ctx, g, c, r);
@@ -129,8 +129,9 @@ Object.assign(View.prototype, {
         side > 0 ? "left" : "right",
       ];
     }
+    const most = Math.max(...reads.map((s) => Math.abs(s.value)));
     const ranked = reads
-      .filter((s) => s.note)
+      .filter((s) => s.note && Math.abs(s.value) >= 0.02 * most)
       .sort((a, b) => Math.abs(b.value) - Math.abs(a.value))
       .slice(0, even ? 1 : 4);
     if (even && ranked.length) ranked[0].note[0] += ` each (${reads.length})`;

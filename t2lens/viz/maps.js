@@ -22,9 +22,22 @@ class Panel {
         return [mode, { ...r, start, values: unpack(r.values) }];
       }),
     );
+    if (this.reads.contribution) this.reads.share = this.share(this.reads.contribution);
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
     this.patterns = Object.fromEntries(Object.entries(data.patterns).map(([site, v]) => [site, unpack(v)]));
     this.head = "mean";
+  }
+  // each contribution's share of the summed norms of its read
+  share(norms) {
+    const values = Float32Array.from(norms.values);
+    norms.columns.forEach((cols, r) => {
+      for (let pos = 0; pos < this.T; pos++) {
+        const at = (k) => (norms.start[r] + k) * this.T + pos;
+        const sum = cols.reduce((total, _, k) => total + norms.values[at(k)], 0);
+        cols.forEach((_, k) => (values[at(k)] = norms.values[at(k)] / sum));
+      }
+    });
+    return { ...norms, values, what: "an atom, with its share of the summed contribution norms" };
   }
   value(key, row, pos) {
     return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN;
@@ -155,7 +168,7 @@ class View {
     const keys = el("div", "keys", undefined, maps);
     this.keys = [
       "no such source, or no value",
-      "masked: a later position",
+      "masked: later, or outside the window",
       "exactly zero",
       "not a finite number",
       "above the range",
@@ -181,6 +194,7 @@ class View {
       select = el("select", "", undefined, box);
     select.setAttribute("aria-label", label);
     for (const o of options) el("option", "", o.label, select).value = o.key;
+    if (!options.some((o) => o.key === this.view[key])) this.view[key] = options[0].key;
     select.value = this.view[key];
     select.onchange = () => {
       this.view[key] = select.value;

@@ -70,11 +70,11 @@ View.prototype.half = function (parent, p, i) {
   parent.dataset.node = p.letter;
   h.style.marginBottom = "3px";
   if (pos !== this.view.pos) el("p", "why", `has ${p.T} positions; shown: ${pos}`, parent);
-  const shown = this.payload.quantities.filter((q) => !p.why(q.key, row));
+  const here = this.payload.quantities.filter((q) => !p.why(q.key, row));
   this.table(
     parent,
     ["at this node", ""],
-    shown.map((q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`]),
+    here.map((q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`]),
   ).dataset.table = "node";
 
   const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
@@ -87,29 +87,38 @@ View.prototype.half = function (parent, p, i) {
       : null;
   };
   const own = by("weights"),
-    mix = new Map(by("mixing").map((s) => [s.name, s.value])),
-    norm = new Map(by("contribution").map((s) => [s.name, s.value]));
+    of = (mode) => new Map(by(mode).map((s) => [s.name, s.value])),
+    [mix, norm, share] = ["mixing", "contribution", "share"].map(of);
   const more = (n) => (n > most ? `, ${most} of ${n}` : "");
-  if (own.length) {
-    const plain = own.every((s) => mix.has(s.name));
-    const rows = own
-      .slice(0, most)
-      .map((s) => [
-        s.name,
-        to(s.atoms[s.atoms.length - 1]),
-        swatch("weights", s.value),
-        s.value,
-        ...(plain
-          ? [mix.get(s.name), norm.get(s.name)]
-          : [s.atoms.length > 1 ? `${s.atoms[0]} \u2026 ${s.atoms[s.atoms.length - 1]}` : s.atoms[0]]),
-      ]);
+  // sources that are atoms: one table. Where the weight is the coefficient, as in full Attention Residuals, say it once.
+  const plain = own.length > 0 && own.every((s) => s.atoms.length === 1 && s.atoms[0] === s.name),
+    same = plain && own.every((s) => mix.get(s.name) === s.value);
+  const columns = [...(same ? [] : [["mix", mix]]), ["norm", norm], ...(plain && !same ? [] : [["share", share]])];
+  const shown = columns.filter(([, values]) => values.size),
+    numbers = (name) => shown.map(([, values]) => values.get(name));
+  const span = ({ atoms }) => (atoms.length > 1 ? `${atoms[0]} \u2026 ${atoms[atoms.length - 1]}` : atoms[0]);
+  if (own.length)
     this.table(
       parent,
-      [`from depth${more(own.length)}`, "weight", ...(plain ? ["mix", "norm"] : ["holds"])],
-      rows,
+      [`from depth${more(own.length)}`, "weight", ...(plain ? shown.map(([head]) => head) : ["holds"])],
+      own
+        .slice(0, most)
+        .map((s) => [
+          s.name,
+          to(s.atoms[s.atoms.length - 1]),
+          swatch("weights", s.value),
+          s.value,
+          ...(plain ? numbers(s.name) : [span(s)]),
+        ]),
     ).dataset.table = "weights";
-    if (!plain && norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
-  } else if (norm.size) this.atoms(parent, by("contribution"), mix, to, swatch, more, most);
+  if (!plain && norm.size) {
+    const ranked = by("contribution");
+    this.table(
+      parent,
+      [`atoms in the read${more(ranked.length)}`, ...shown.map(([head]) => head)],
+      ranked.slice(0, most).map((s) => [s.name, to(s.name), swatch("share", share.get(s.name)), ...numbers(s.name)]),
+    ).dataset.table = "atoms";
+  }
 
   if (p.sequence[site]) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k])
@@ -135,14 +144,6 @@ View.prototype.half = function (parent, p, i) {
       ["next token, at out", "prob."],
       p.next[pos].map(([token, log]) => [glyphs(token), null, null, log === null ? NaN : Math.exp(log)]),
     ).dataset.table = "next";
-};
-
-View.prototype.atoms = function (parent, ranked, mix, to, swatch, more, most) {
-  this.table(
-    parent,
-    [`atoms in the read${more(ranked.length)}`, "mix", "norm"],
-    ranked.slice(0, most).map((s) => [s.name, to(s.name), swatch("mixing", mix.get(s.name)), mix.get(s.name), s.value]),
-  ).dataset.table = "atoms";
 };
 
 // ---- entries ---------------------------------------------------------------------------------------------------------

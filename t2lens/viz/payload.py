@@ -10,10 +10,10 @@ The payload:
     precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits;
                 an array that float16 cannot hold stays float32)
     hint        one sentence above the maps, or "";  notes  sentences below them
-    quantities  [{key, label, unit, signed, lo, hi, above}]: what can colour the grid; one range for all panels,
-                `above` cells exceed hi
+    quantities  [{key, label, unit, signed, log, lo, hi, above}]: what can colour the grid; one range for all panels,
+                `above` cells exceed hi; log: the colour scale is logarithmic
     depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing",
-                "contribution"), one range for all panels
+                "contribution", and "share", which the renderer makes of it), one range for all panels
     sequenceHi  top of the range of sequence attention (1)
     view        {panel, pos, site, quantity, depth, head}: what is chosen at first; head is "mean" or "0", "1", ...
     panels      one per trace:
@@ -49,6 +49,7 @@ from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
 
 __all__ = [
     "DEPTH",
+    "MODES",
     "depth_range",
     "maps_payload",
     "ordered_reads",
@@ -68,6 +69,9 @@ DEPTH = {
     ),
 }
 """key -> (dataset variable, its column dimension, label, what a column is)"""
+
+MODES = (*DEPTH, "share")
+"""What the maps can show of a read from depth: the three, and each contribution's share of their summed norms."""
 
 
 @functools.cache
@@ -116,10 +120,13 @@ def maps_payload(
         _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence, heads)
         for i, trace in enumerate(traces)
     ]
-    quantities = [quantity_range([each[key] for each in grids]) for key in QUANTITIES]
+    quantities = [_menu_entry([each[key] for each in grids]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
-    if depth not in reads:
+    modes = [depth_range(key, traces) for key in DEPTH if key in reads]
+    if "contribution" in reads:
+        modes.append({"key": "share", "label": "Contribution share", "signed": False, "hi": 1.0})
+    if depth not in [mode["key"] for mode in modes]:
         raise ValueError(f"A read from depth that was not asked for, {depth!r}, cannot be shown first.")
     panel, pos, site = cell or (0, len(panels[0]["tokens"]) - 1, "out")
     payload = {
@@ -127,7 +134,7 @@ def maps_payload(
         "hint": hint,
         "notes": list(notes),
         "quantities": quantities,
-        "depth": [depth_range(key, traces) for key in DEPTH if key in reads],
+        "depth": modes,
         "sequenceHi": 1.0,
         "panels": panels,
         "view": {"panel": panel, "pos": pos, "site": site, "quantity": quantity, "depth": depth, "head": head},
@@ -271,6 +278,15 @@ def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
         low, high = -max(-low, high), max(-low, high)
     entry = {"key": shown.quantity.key, "label": shown.quantity.label, "unit": shown.quantity.unit}
     return entry | {"signed": signed, "lo": low, "hi": high, "above": int((values > high).sum())}
+
+
+def _menu_entry(grids: Sequence[Grid]) -> dict[str, Any]:
+    """`quantity_range`, with a logarithmic scale for a positive quantity that spans more than a factor of 30."""
+    entry = quantity_range(grids)
+    values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
+    if entry["signed"] or not values.size or not entry["lo"] > 0 or values.max() <= 30 * values.min():
+        return entry | {"log": False}
+    return entry | {"log": True, "lo": float(values.min()), "hi": float(values.max()), "above": 0}
 
 
 def depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:

@@ -39,8 +39,10 @@ Object.assign(View.prototype, {
     this.detail();
   },
   // LUT index of a value, or the name of the state that is not a number
-  shade(v, lo, hi) {
-    return Number.isFinite(v) ? Math.max(0, Math.min(255, Math.round((255 * (v - lo)) / (hi - lo || 1)))) : "nan";
+  shade(v, { lo, hi, log }) {
+    if (!Number.isFinite(v)) return "nan";
+    const t = log ? Math.log(v / lo) / Math.log(hi / lo) : (v - lo) / (hi - lo || 1);
+    return Math.max(0, Math.min(255, Math.round(255 * t)));
   },
   shadeRead(v) {
     const t = ROOT(v, this.mode.hi);
@@ -252,13 +254,13 @@ Object.assign(View.prototype, {
       }
     };
     const q = this.quantity,
-      mid = (q.lo + q.hi) / 2,
+      mid = q.log ? Math.sqrt(q.lo * q.hi) : (q.lo + q.hi) / 2,
       hi = this.mode.hi;
     const root = (top) => [0, 0.05, 0.25, 1].map((f) => [ROOT(f, 1), fmt(f * top, 2)]);
     const both = [-1, -0.25, 0, 0.25, 1].map((f) => [(ROOT(f, 1) + 1) / 2, fmt(f * hi, 2)]);
     draw(
       this.cool,
-      `${q.label}${q.unit && ` (${q.unit})`}${q.above ? `; ${q.above} above` : ""}`,
+      `${q.label}${q.unit && ` (${q.unit})`}${q.log ? ", log scale" : ""}${q.above ? `; ${q.above} above` : ""}`,
       this.lut[q.signed ? "both" : "cool"],
       [
         [0, fmt(q.lo, 3)],

@@ -76,7 +76,7 @@ def test_a_click_runs_no_model_and_sends_the_maps_no_data(forward_passes: list[s
 
 def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[str]) -> None:
     asked = {
-        "a": "standard",
+        "a": "attnres-full",
         "b": NO_MODEL,
         "prompt": PROMPT,
         "quantity": "residual_norm",
@@ -94,7 +94,7 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "depth": "contribution",
         "head": "2",
     }
-    assert [panel["name"] for panel in payload(app)["panels"]] == ["standard"]
+    assert [panel["name"] for panel in payload(app)["panels"]] == ["attnres-full"]
     assert forward_passes == [PROMPT]
     assert url(app) == asked
     assert payload(app)["hint"] == ""

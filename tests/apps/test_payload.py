@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from dataclasses import replace
 
@@ -127,6 +128,16 @@ def test_both_panels_share_one_range(traces: dict[str, t2lens.Trace]) -> None:
     every = np.concatenate([trace.dataset["mixing"].values.ravel() for trace in pair])
     assert mixing["hi"] == np.nanmax(np.abs(every))
     assert mixing["signed"] == bool((every < 0).any())
+
+
+def test_a_wide_positive_quantity_gets_a_logarithmic_scale(traces: dict[str, t2lens.Trace]) -> None:
+    def entry(scale: float) -> dict:
+        wide = copy.deepcopy(traces["ddl"])
+        wide.dataset["residual_norm"].values[...] = np.geomspace(1.0, scale, 7 * 6).reshape(7, 6)
+        return maps_payload([wide])["quantities"][0]
+
+    assert entry(20.0)["log"] is False
+    assert (entry(1e3)["log"], entry(1e3)["lo"], entry(1e3)["hi"], entry(1e3)["above"]) == (True, 1.0, 1e3, 0)
 
 
 def test_half_precision_is_half_the_size_and_says_so(traces: dict[str, t2lens.Trace]) -> None:

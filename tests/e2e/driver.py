@@ -61,6 +61,9 @@ class Maps:
     def cell(self) -> dict[str, Any]:
         return json.loads(self.page.locator(".t2l").get_attribute("data-cell"))
 
+    def heads(self, letter: str, name: str) -> list[str]:
+        return self.page.locator(f'[data-node="{letter}"] [data-table="{name}"] th').all_text_contents()
+
     def table(self, letter: str, name: str) -> list[list[str]]:
         rows = self.page.locator(f'[data-node="{letter}"] [data-table="{name}"] tbody tr')
         return [row.locator("td").all_text_contents() for row in rows.all()]

@@ -141,16 +141,26 @@ def check_tables(maps: Maps, letter: str, trace: t2lens.Trace, site: str, pos: i
         digits = len(text.split(".")[1]) if "." in text else 0
         assert float(text) == pytest.approx(value, abs=0.51 * 10.0**-digits + 1e-6 * abs(value))
 
-    depth = maps.table(letter, "weights")
-    assert depth
-    weights = data["depth_weight"].sel(read=site, pos=pos)
-    for source, weight, *rest in depth:
-        same(weight, float(weights.sel(source=source)))
-        if len(rest) == 2:
-            same(rest[0], float(data["mixing"].sel(read=site, pos=pos, atom=source)))
-            same(rest[1], float(data["contribution_norm"].sel(read=site, pos=pos, atom=source)))
-    ranked = [float(row[1]) for row in depth]
-    assert ranked == sorted(ranked, reverse=True)
+    norms = data["contribution_norm"].sel(read=site, pos=pos)
+    by_name = {
+        "weight": ("source", data["depth_weight"].sel(read=site, pos=pos)),
+        "mix": ("atom", data["mixing"].sel(read=site, pos=pos)),
+        "norm": ("atom", norms),
+        "share": ("atom", norms / norms.sum()),
+    }
+    ranked_by = {"weights": "weight", "atoms": "norm"}
+    tables = ["weights"] if set(data["source"].values) == set(data["atom"].values) else ["weights", "atoms"]
+    for table in tables:
+        _, *heads = maps.heads(letter, table)
+        rows = maps.table(letter, table)
+        assert rows and ranked_by[table] in heads
+        for name, *numbers in rows:
+            for head, number in zip(heads, numbers, strict=True):
+                if head != "holds":
+                    dim, values = by_name[head]
+                    same(number, float(values.sel({dim: name})))
+        ranked = [float(row[1 + heads.index(ranked_by[table])]) for row in rows]
+        assert ranked == sorted(ranked, reverse=True)
     attention = data["sequence_attention"].sel(layer=int(site.split(".")[0])).mean("head").values[pos]
     rows = maps.table(letter, "sequence")
     assert len(rows) == 5

@@ -131,7 +131,7 @@ def test_a_window_is_masked_not_zero(show: Callable[..., Maps]) -> None:
 def test_values_far_above_the_rest_are_marked_and_counted(show: Callable[..., Maps]) -> None:
     base = trace(residual=AttnRes())
     norm = np.ones_like(base.dataset["residual_norm"].values)
-    norm[3, 0] = 1000.0
+    norm[3, 0], norm[0, 1] = 1000.0, 0.0  # a zero: no logarithmic scale
     payload = maps_payload([Edited(base, residual_norm=norm)], cell=(0, 5, "out"))
     assert payload["quantities"][0]["above"] == 1 and payload["quantities"][0]["hi"] == 1.0
     maps = show(payload)
