@@ -256,16 +256,20 @@ def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
         shown = [grid(one, key) for key in QUANTITIES if key != "effective_sources"]  # exp of the entropy beside it
         shown = [each for each in shown if not each.absent]
         heads = [
-            fill(f"{each.quantity.label} {each.quantity.unit and f'({each.quantity.unit})'}", 11) for each in shown
+            fill(" ".join(dict.fromkeys(f"{each.quantity.label} {each.quantity.unit}".split())), 10) for each in shown
         ]
         title = f"At position {at} '{glyphs(one.tokens[at])}':"
         most = {site: top_reads(one, site, at) for site in shown[0].sites if site != "embed"}
         what = " or ".join(dict.fromkeys(label for label, _ in most.values()))
-        table = _table("site", *(f"{head}>" for head in heads), f"reads most from\n({what})", title=title)
+        wide = console.width >= 110
+        last = [f"reads most from\n({what})"] if wide else []
+        table = _table("site", *(f"{head}>" for head in heads), *last, title=title)
         for i, site in reversed(list(enumerate(shown[0].sites))):
-            numbers = ["" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown]
-            reads = most[site][1][:2] if site in most else []
-            table.add_row(site, *numbers, ", ".join(f"{name} {fmt(value, 2)}" for name, value in reads))
+            row = [site, *("" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown)]
+            if wide:
+                reads = most[site][1][:2] if site in most else []
+                row.append(", ".join(f"{name} {fmt(value, 2)}" for name, value in reads))
+            table.add_row(*row)
         console.print()
         console.print(table)
 
