@@ -146,16 +146,17 @@ class Tokenizer:
         return [encoding.ids for encoding in self._core.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The exact bytes of some ids; special tokens appear under their names. Errors: ValueError for a bad id."""
-        return b"".join(self._bytes[self._check(token)] for token in ids)
+        """The exact bytes of some ids, special tokens left out. Errors: ValueError for an id out of range."""
+        checked = (self._check(token) for token in ids)
+        return b"".join(self._bytes[token] for token in checked if token not in (self.bos_id, self.pad_id))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of some ids. Bytes that are not valid UTF-8 (half a character) become U+FFFD."""
+        """Text of some ids, special tokens left out. Bytes that are half a character become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def str_token(self, id: int) -> str:
-        """Text of one id, by itself."""
-        return self.decode([id])
+        """Text of one id, by itself; a special token under its name."""
+        return self._bytes[self._check(id)].decode("utf-8", errors="replace")
 
     def str_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.str_token(token) for token in ids]

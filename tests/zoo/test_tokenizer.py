@@ -60,7 +60,8 @@ def test_every_byte_comes_back(tokenizer: Tokenizer) -> None:
 def test_special_strings_in_a_text_are_plain_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|bos|>b<|pad|>")
     assert 0 not in ids and 1 not in ids
-    assert tokenizer.decode([0, *ids, 1]) == "<|bos|>a<|bos|>b<|pad|><|pad|>"
+    assert tokenizer.decode([0, *ids, 1]) == "a<|bos|>b<|pad|>"
+    assert tokenizer.str_tokens([0, 1]) == ["<|bos|>", "<|pad|>"]
     assert tokenizer.encode_pieces(["<|bos|>"]) == [tokenizer.encode("<|bos|>")]
 
 
