@@ -7,6 +7,12 @@ if __name__ != "t2lens.hooks":
     # Imported under two names, this package would exist twice, with two unrelated HookPoint classes.
     raise ImportError("import this package as 't2lens.hooks', not as 'hooks'")
 
+import warnings
+
+with warnings.catch_warnings():  # tqdm's advice to install widgets, in every notebook that imports t2lens
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    import transformer_lens as _  # noqa: F401
+
 from .cache import ActivationCache as ActivationCache
 from .cache import NotAdditiveError as NotAdditiveError
 from .cache import load_cache as load_cache

@@ -122,6 +122,7 @@ def load(
         from t2lens.zoo.tokenizer import Tokenizer
 
         model.tokenizer = Tokenizer.load(folder / TOKENIZER)
+    model.name = folder.absolute().name  # traces and pictures show it
     return model.requires_grad_(True).to(device or "cpu").eval()
 
 

@@ -1,0 +1,42 @@
+"""Notebooks run from top to bottom, with the assertions that are in them, and stay small and clean in git."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert [path.name for path in NOTEBOOKS] == ["quickstart.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_in_git_has_no_output(path: Path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell for cell in cells if cell.outputs or cell.execution_count] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_its_output_stays_small(path: Path, tmp_path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    assert sum("assert " in cell.source for cell in notebook.cells) >= 5
+    found = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    client = NotebookClient(
+        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute(env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"})
+    executed = nbformat.writes(notebook)
+    assert len(executed) < 2_000_000
+    streams = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out.output_type == "stream"]
+    assert [out.text for out in streams if out.name == "stderr"] == []
+    shown = [out for cell in notebook.cells for out in cell.get("outputs", ()) if "data" in out]
+    assert any("data-t2lens" in out.data.get("text/html", "") for out in shown)
+    assert sum("application/vnd.plotly.v1+json" in out.data for out in shown) >= 3
