@@ -163,4 +163,4 @@ def _pack(payload: dict[str, Any]) -> bytes:
         return [walk(value) for value in node] if isinstance(node, list) else node
 
     text = json.dumps(walk(payload), separators=(",", ":")).encode()
-    return gzip.compress(len(text).to_bytes(4, "little") + text + b"".join(spans), compresslevel=9, mtime=0)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + b"".join(spans), compresslevel=6, mtime=0)
