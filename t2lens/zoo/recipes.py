@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from t2lens.config import Attention, AttnRes, DeepDelta, DepthSWA, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta, DepthSWA
 
 BACKBONE = ModelConfig(
     d_vocab=2048,
@@ -33,8 +34,9 @@ class Budget:
 
     tokens: int = 1_500_000  # rounded up to whole steps
     rows: int = 4  # windows per step
-    lr: float = 6e-3  # of AdamW (embeddings, vectors, the residual system), at the end of the warm-up
-    matrix_lr: float = 0.02  # of Muon (the matrices of the blocks)
+    lr: float = 6e-3  # of vectors and of the residual system (AdamW), at the end of the warm-up
+    embed_lr: float = 0.04  # of the embedding (AdamW)
+    matrix_lr: float = 0.012  # of the matrices of the blocks (Muon)
     final_lr: float = 0.02  # at the end, as a fraction of the full rate
     warmup: float = 0.05  # fraction of the steps
     weight_decay: float = 0.05  # on the matrices of the blocks alone
@@ -45,8 +47,10 @@ class Budget:
         for name in ("tokens", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Budget.{name} must be at least 1, not {getattr(self, name)}.")
-        if not (self.lr > 0 and self.matrix_lr > 0 and self.clip > 0 and self.weight_decay >= 0):
-            raise ValueError("Budget: lr, matrix_lr and clip must be positive and weight_decay must not be negative.")
+        if not (min(self.lr, self.embed_lr, self.matrix_lr, self.clip) > 0 and self.weight_decay >= 0):
+            raise ValueError(
+                "Budget: the learning rates and clip must be positive and weight_decay must not be negative."
+            )
         if not (0 <= self.warmup <= 1 and 0 <= self.final_lr <= 1):
             raise ValueError("Budget: warmup and final_lr are fractions between 0 and 1.")
 

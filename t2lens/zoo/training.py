@@ -30,7 +30,7 @@ from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.checkpoints import open_run, read_checkpoint, write_checkpoint
 from t2lens.zoo.progress import Progress
 from t2lens.zoo.recipes import Budget, recipe
-from t2lens.zoo.registry import describe, load, save
+from t2lens.zoo.registry import load, save
 from t2lens.zoo.text import encode_split, read_corpus
 from t2lens.zoo.tokenizer import Tokenizer
 
@@ -120,7 +120,7 @@ def train(
 
     record = {
         "name": out.name,
-        "system": describe(cfg),
+        "system": cfg.describe(),
         "n_params": model.n_params,
         "tokens_seen": n_steps(budget, cfg) * budget.rows * (cfg.n_ctx - 1),
         "validation_tokens": held_out[:, 1:].size,
@@ -169,15 +169,18 @@ def schedule(step: int, steps: int, budget: Budget) -> float:
 def make_optimizers(model: Transformer, budget: Budget) -> list[torch.optim.Optimizer]:
     """Muon (K. Jordan et al. 2024: orthogonalised momentum) for the matrices of the blocks, AdamW for all else.
 
-    Measured on this corpus: after 150,000 tokens Muon is 0.48 nats ahead of AdamW alone at its best learning rate.
+    Measured on this corpus with the standard residual: after 150,000 tokens the held-out loss is 5.59 nats with AdamW
+    alone at its best learning rate, 5.11 with Muon beside it, and 4.77 when the embedding also learns faster.
     Weight decay acts on the matrices of the blocks only.
     """
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if name.startswith("blocks.") and p.ndim == 2]
-    others = [p for name, p in named if not (name.startswith("blocks.") and p.ndim == 2)]
+    matrices = [p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    embedding = [p for name, p in model.named_parameters() if name in ("embed.weight", "unembed.weight")]
+    known = {id(p) for p in (*matrices, *embedding)}
+    others = [p for p in model.parameters() if id(p) not in known]
+    groups = [{"params": embedding, "lr": budget.embed_lr}, {"params": others, "lr": budget.lr}]
     return [
         torch.optim.Muon(matrices, lr=budget.matrix_lr, momentum=0.95, weight_decay=budget.weight_decay),
-        torch.optim.AdamW(others, lr=budget.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
 
