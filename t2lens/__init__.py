@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from t2lens import config as config
+    from t2lens import residual as residual
     from t2lens.config import ModelConfig as ModelConfig
     from t2lens.mixing import contributions as contributions
     from t2lens.mixing import mixing_matrix as mixing_matrix
@@ -38,14 +39,14 @@ _HOMES = {
     "verify": "t2lens.verification",
 }
 
-__all__ = [*_HOMES, "__version__", "config"]
+__all__ = [*_HOMES, "__version__", "config", "residual"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "config":
-        return import_module("t2lens.config")
+    if name in ("config", "residual"):
+        return import_module(f"t2lens.{name}")
     raise AttributeError(f"module 't2lens' has no attribute {name!r}")
 
 

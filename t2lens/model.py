@@ -280,7 +280,7 @@ def build(cfg: ModelConfig, seed: int = 0) -> Transformer:
 
     Example:
         >>> import t2lens
-        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=3, residual=t2lens.config.AttnRes())
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=3, residual=t2lens.residual.AttnRes())
         >>> t2lens.build(cfg, seed=0)([[0, 7, 3, 7, 9]]).shape
         torch.Size([1, 5, 50])
     """

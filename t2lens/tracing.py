@@ -167,7 +167,7 @@ def trace(
 
     Example:
         >>> import t2lens
-        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.config.AttnRes())
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.residual.AttnRes())
         >>> tr = t2lens.trace(t2lens.build(cfg, seed=0), [0, 7, 3, 7, 9])
         >>> tr.dataset["depth_weight"].sel(read="1.attn", pos=3).dropna("source").values.astype(float).round(3).tolist()
         [0.333, 0.333, 0.333]

@@ -66,7 +66,7 @@ def duality(model: Transformer, tokens: Any, attention_mask: Tensor | None = Non
 
     Example:
         >>> import t2lens
-        >>> from t2lens.config import DepthSWA
+        >>> from t2lens.residual import DepthSWA
         >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=4, residual=DepthSWA(window=3))
         >>> result = t2lens.duality(t2lens.build(cfg, seed=0).double(), [[0, 7, 3, 7, 9]])
         >>> result.largest < 1e-12

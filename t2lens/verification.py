@@ -38,7 +38,7 @@ def verify(model: Transformer, input: Any = None) -> Verification:
 
     Example:
         >>> import t2lens
-        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.config.DeepDelta())
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.residual.DeepDelta())
         >>> report = t2lens.verify(t2lens.build(cfg, seed=0))
         >>> report.passed, report["plain = cached"].value
         (True, 0.0)

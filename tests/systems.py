@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import t2lens
-from t2lens.config import Attention, AttnRes, DeepDelta, DepthSWA, ModelConfig, ShortSWA, Standard, SwiGLU
+from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 
 SYSTEMS = {
     "standard": Standard(),

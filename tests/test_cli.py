@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 
 import t2lens
 from t2lens.cli import app
-from t2lens.config import Attention, AttnRes, DeepDelta, ModelConfig, SwiGLU
+from t2lens.config import Attention, ModelConfig, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta
 from t2lens.zoo import registry
 from t2lens.zoo.tokenizer import Tokenizer
 

@@ -81,9 +81,7 @@ def imports(source: str, module: str, is_package: bool) -> list[tuple[str, str]]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             place = "function"
         for child in ast.iter_child_nodes(node):
-            typed = (
-                isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and child in node.body
-            )
+            typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and child in node.body
             visit(child, "types" if typed else place)
 
     visit(ast.parse(source), "module")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from t2lens.config import Attention, AttnRes, ModelConfig, ShortSWA
+from t2lens.config import Attention, ModelConfig, ShortSWA
+from t2lens.residual import AttnRes
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
 GOLDEN = Path(__file__).parent / "data" / "hook_names.txt"

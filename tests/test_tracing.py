@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.config import AttnRes
 from t2lens.hooks import ActivationCache
+from t2lens.residual import AttnRes
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
 

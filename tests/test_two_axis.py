@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.config import DepthSWA
 from t2lens.ordered_attention import ordered_attention
+from t2lens.residual import DepthSWA
 from tests.systems import random_tokens, tiny
 
 

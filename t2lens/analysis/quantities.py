@@ -72,7 +72,7 @@ def grid(trace: Any, key: str) -> Grid:
     Example:
         >>> import t2lens
         >>> from t2lens.analysis.quantities import grid
-        >>> system = t2lens.config.AttnRes()
+        >>> system = t2lens.residual.AttnRes()
         >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=system)
         >>> tr = t2lens.trace(t2lens.build(cfg, seed=0), [0, 7, 3])
         >>> sources = grid(tr, "effective_sources")  # weights start uniform over embed, 0.attn, ...

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from fnmatch import fnmatch
 
 import torch
 from torch import nn
 
 from t2lens.bench.timing import Ratio, paired
-from t2lens.config import Attention, AttnRes, DeepDelta, ModelConfig, ResidualConfig, Standard, SwiGLU
+from t2lens.config import Attention, ModelConfig, ResidualConfig, SwiGLU
 from t2lens.hooks import HookPoint
 from t2lens.model import Transformer, build
+from t2lens.residual import AttnRes, DeepDelta, Standard
 
 __all__ = ["bench_hooks"]
 
@@ -55,35 +57,34 @@ def _model(d_model: int, residual: ResidualConfig) -> Transformer:
 
 def bench_hooks(pairs: int = 40) -> Iterator[Ratio]:
     """Ratios against a plain forward pass: idle hook points (d_model 64 on 1x16 tokens, 256 on 4x128), cached runs."""
-    generator = torch.Generator().manual_seed(0)
     for system, residual in _SYSTEMS.items():
         for d_model, shape in ((64, (1, 16)), (256, (4, 128))):
             model = _model(d_model, residual)
-            bare = _without_hook_points(model)
-            tokens = torch.randint(512, shape, generator=generator)
-            with torch.inference_mode():
+            tokens = torch.randint(512, shape, generator=torch.Generator().manual_seed(0))
+            with torch.no_grad():
                 name = f"{system}, d={d_model}, {shape[0]}x{shape[1]} tokens: "
-                yield paired(
-                    name + "idle hook points / none", lambda: model(tokens), lambda: bare(tokens), pairs=pairs, bound=1.05
-                )
+                yield _idle(name, model, tokens, pairs)
                 if d_model == 256:
-                    yield paired(
-                        name + "cache everything / plain",
-                        lambda: model.run_with_cache(tokens),
-                        lambda: model(tokens),
-                        pairs=pairs,
-                        bound=1.5,
-                    )
-                    yield paired(
-                        name + "cache depth weights, gates, norms / plain",
-                        lambda: model.run_with_cache(tokens, names_filter=_present(model)),
-                        lambda: model(tokens),
-                        pairs=pairs,
-                        bound=1.10,
-                    )
+                    yield _cached(name + "cache everything / plain", model, tokens, None, 1.5, pairs)
+                    names = [n for n in model.hook_dict if any(fnmatch(n, pattern) for pattern in _DEPTH)]
+                    name += "cache depth weights, gates, norms / plain"
+                    yield _cached(name, model, tokens, names, 1.10, pairs)
 
 
-def _present(model: Transformer) -> list[str]:
-    from fnmatch import fnmatch
+def _idle(name: str, model: Transformer, tokens: torch.Tensor, pairs: int) -> Ratio:
+    bare = _without_hook_points(model)
+    return paired(
+        name + "idle hook points / none", lambda: model(tokens), lambda: bare(tokens), pairs=pairs, bound=1.05
+    )
 
-    return [name for name in model.hook_dict if any(fnmatch(name, pattern) for pattern in _DEPTH)]
+
+def _cached(
+    name: str, model: Transformer, tokens: torch.Tensor, names: list[str] | None, bound: float, pairs: int
+) -> Ratio:
+    return paired(
+        name,
+        lambda: model.run_with_cache(tokens, names_filter=names),
+        lambda: model(tokens),
+        pairs=pairs,
+        bound=bound,
+    )

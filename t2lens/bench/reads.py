@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from t2lens.bench.timing import Ratio, paired
-from t2lens.config import AttnRes, DepthSWA, ModelConfig, ResidualConfig
-from t2lens.residual import Site, build_residual, make_sites
+from t2lens.config import ModelConfig, ResidualConfig
+from t2lens.residual import AttnRes, DepthSWA, Site, build_residual, make_sites
 
 __all__ = ["bench_reads"]
 

@@ -1,19 +1,23 @@
-"""The depth axis: one file per residual system, and the line here that makes it known."""
+"""The depth axis: one file per residual system (its config, its equation, its module), and the line that names it."""
 
 from __future__ import annotations
 
-from t2lens.config import AttnRes, DeepDelta, DepthSWA, ModelConfig, Standard
+from t2lens.config import ModelConfig, ResidualConfig
 from t2lens.residual.attnres import AttentionResiduals
+from t2lens.residual.attnres import AttnRes as AttnRes
 from t2lens.residual.base import Gates as Gates
 from t2lens.residual.base import ResidualSystem as ResidualSystem
 from t2lens.residual.base import Site as Site
 from t2lens.residual.base import Source as Source
 from t2lens.residual.base import make_sites as make_sites
+from t2lens.residual.deep_delta import DeepDelta as DeepDelta
 from t2lens.residual.deep_delta import DeepDeltaLearning
 from t2lens.residual.depth_swa import DepthShortSWA
+from t2lens.residual.depth_swa import DepthSWA as DepthSWA
+from t2lens.residual.standard import Standard as Standard
 from t2lens.residual.standard import StandardResidual
 
-SYSTEMS: dict[type, type[ResidualSystem]] = {
+SYSTEMS: dict[type[ResidualConfig], type[ResidualSystem]] = {
     Standard: StandardResidual,
     AttnRes: AttentionResiduals,
     DeepDelta: DeepDeltaLearning,

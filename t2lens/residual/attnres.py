@@ -16,17 +16,45 @@ learned scalar on the newest one). `normaliser="sparsemax"` (Martins & Astudillo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import AttnRes, ModelConfig
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
 
-__all__ = ["AttentionResiduals", "sparsemax"]
+__all__ = ["AttentionResiduals", "AttnRes", "sparsemax"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttnRes(ResidualConfig):
+    """Attention Residuals (arXiv 2603.15031): softmax over earlier writes, one learned query per read.
+
+    block_size counts sublayers, as the paper's pseudocode does; None is the full form (every write is a source).
+    sources: "outputs" (the paper: raw sublayer outputs, summed per block) or "streams" (cumulative sums, as in the
+    published open-attention-residuals checkpoints). recency_bias: initial value of a learned scalar added to the score
+    of the newest source, or None for no such parameter (the paper).
+    """
+
+    kind: ClassVar[str] = "attnres"
+    block_size: int | None = None
+    sources: Literal["outputs", "streams"] = "outputs"
+    normaliser: Literal["softmax", "sparsemax"] = "softmax"
+    recency_bias: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            check_positive(self, "block_size")
+        check_one_of(self, "sources", ("outputs", "streams"))
+        check_one_of(self, "normaliser", ("softmax", "sparsemax"))
+
+    def describe(self) -> str:
+        blocks = "full" if self.block_size is None else f"blocks of {self.block_size} sublayers"
+        return f"Attention Residuals, {blocks}"
 
 
 @dataclass

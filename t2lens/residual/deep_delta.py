@@ -22,18 +22,61 @@ Inside, X is [..., B, T, V, D] (V = 1 for the scalar state drops to [..., B, T, 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from t2lens.config import DeepDelta, ModelConfig
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source, memory_of
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
 
-__all__ = ["DeepDeltaLearning"]
+__all__ = ["DeepDelta", "DeepDeltaLearning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepDelta(ResidualConfig):
+    """Deep Delta Learning (arXiv 2601.00417): X + beta k (v^T - k^T X), beta in (0, 2).
+
+    value_channels: d_v; 1 is the scalar (vector) state, more is the expanded state read through channel compression.
+    embed_conv: kernel size of the causal embedding convolution that fills the expanded state, or None (repeat e).
+    value_form: "sigmoid_of_raw" (the code: v = scale * sigmoid(W x + b), x the raw read) or "linear_of_normed" (the
+    paper: v = W c + b, c the normed read). beta_init: gate value at zero input (the code's config default is 1, where
+    the regime is projection; its module fallback is 0).
+    """
+
+    kind: ClassVar[str] = "ddl"
+    value_channels: int = 1
+    embed_conv: int | None = None
+    compress_kernel: int = 4
+    value_form: Literal["sigmoid_of_raw", "linear_of_normed"] = "sigmoid_of_raw"
+    value_scale: float = 4.0
+    beta_init: float = 1.0
+    k_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "value_channels", "compress_kernel")
+        check_one_of(self, "value_form", ("sigmoid_of_raw", "linear_of_normed"))
+        if self.embed_conv is not None:
+            check_positive(self, "embed_conv")
+            if self.value_channels == 1:
+                raise ValueError("DeepDelta: embed_conv fills an expanded state, so it needs value_channels above 1.")
+        if self.value_channels > 1 and self.compress_kernel > self.value_channels:
+            raise ValueError(
+                f"DeepDelta: compress_kernel ({self.compress_kernel}) must not exceed "
+                f"value_channels ({self.value_channels})."
+            )
+        if not 0.0 <= self.beta_init < 2.0:
+            raise ValueError(f"DeepDelta: beta_init must lie in [0, 2), not {self.beta_init}.")
+        if not self.k_eps > 0:
+            raise ValueError(f"DeepDelta: k_eps must be positive, not {self.k_eps}.")
+
+    def describe(self) -> str:
+        state = "scalar state" if self.value_channels == 1 else f"expanded state, {self.value_channels} channels"
+        return f"Deep Delta Learning, {state}"
 
 
 class DeepDeltaLearning(ResidualSystem):

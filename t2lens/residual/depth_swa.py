@@ -15,18 +15,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import DepthSWA, ModelConfig
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.hooks import HookPoint
 from t2lens.ordered_attention import ordered_pattern
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.positions import Places
 
-__all__ = ["DepthShortSWA"]
+__all__ = ["DepthSWA", "DepthShortSWA"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthSWA(ResidualConfig):
+    """Depth ShortSWA (arXiv 2603.16039, section 2): QKV attention of a token over its own last `window` states.
+
+    placement "extra": the stream adds as usual and every block (and the readout) reads stream + z, z the attention
+    over the states at block boundaries. placement "replace": no sum at all; every sublayer reads z, the attention
+    over the embedding and the raw sublayer outputs. window None keeps every state.
+    """
+
+    kind: ClassVar[str] = "depth-swa"
+    window: int | None = 4
+    d_key: int = 16
+    placement: Literal["extra", "replace"] = "extra"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_key")
+        if self.window is not None:
+            check_positive(self, "window")
+        check_one_of(self, "placement", ("extra", "replace"))
+
+    def describe(self) -> str:
+        window = "all states" if self.window is None else f"window of {self.window} states"
+        return f"depth ShortSWA, {window}, {self.placement}"
 
 
 @dataclass

@@ -6,13 +6,26 @@ neutral reference of a comparison is the cumulative map (each read holds all ear
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor
 
-from t2lens.config import ModelConfig
+from t2lens.config import ModelConfig, ResidualConfig
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.sublayers.positions import Places
 
-__all__ = ["StandardResidual"]
+__all__ = ["Standard", "StandardResidual"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(ResidualConfig):
+    """Plain pre-norm residual: x + out."""
+
+    kind: ClassVar[str] = "standard"
+
+    def describe(self) -> str:
+        return "standard residual"
 
 
 class StandardResidual(ResidualSystem):

@@ -89,6 +89,7 @@ def grid_map(
         hi=shared["hi"],
         signed=shared["signed"],
         above=shared["above"],
+        warp="log" if shared["log"] else "linear",
     )
     return draw(
         maps,
@@ -138,7 +139,7 @@ def depth_map(
                 square=True,
             )
         )
-    scale = Scale(label=shared["label"].lower(), lo=0.0, hi=shared["hi"], signed=shared["signed"], root=True)
+    scale = Scale(label=shared["label"].lower(), lo=0.0, hi=shared["hi"], signed=shared["signed"], warp="root")
     return draw(
         maps,
         scale,
@@ -191,7 +192,7 @@ def sequence_map(
                 square=True,
             )
         )
-    scale = Scale(label="attention", lo=0.0, hi=1.0, root=True)
+    scale = Scale(label="attention", lo=0.0, hi=1.0, warp="root")
     return draw(
         maps,
         scale,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,6 +22,7 @@ BOTH = ["#1d438c", "#3e72b1", "#64a2d5", "#aecce6", "#f8f7f4", "#f5c19d", "#eb88
 INK, MUTE, HAIR, MASK, BAD = "#1b1f24", "#5b6168", "#c9ccd0", "#e6e7ea", "#b3261e"
 FONT = "Helvetica Neue, Helvetica, Arial, sans-serif"
 
+STOPS = 32  # steps of a colour scale
 MARKS = 6000  # single marks on exact zeros; above that the caption only counts them
 SPELLED = 128  # columns or rows up to which hovering spells out both labels of a cell
 LINE = 15  # pixels of a line of the caption
@@ -71,16 +72,21 @@ class Panel:
         return 14 if self.level else 4 + round(5.4 * max(len(clip(word, 14)) for word in self.x))
 
 
+# fractions of the ramp at which the bar of a scale is labelled; of the range where it is signed
+_TICKS = {"linear": (0, 0.25, 0.5, 0.75, 1), "root": (0, 0.224, 0.5, 1), "log": (0, 0.6, 0.8, 1)}
+_SIGNED_TICKS = ((0, 0.25, 0.5, 0.75, 1), (0, 0.375, 0.5, 0.625, 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A colour scale. Signed: diverging around 0. Root: colour goes with the square root of value / hi."""
+    """A colour scale. Signed: diverging around 0. Colour goes with the value, its square root or its logarithm."""
 
     label: str
     lo: float
     hi: float
     signed: bool = False
     above: int = 0
-    root: bool = False
+    warp: Literal["linear", "root", "log"] = "linear"
 
     @property
     def range(self) -> tuple[float, float]:
@@ -89,21 +95,16 @@ class Scale:
 
     def axis(self, x: float, height: int) -> dict[str, Any]:
         """A plotly coloraxis with its bar at x (a fraction of the drawing area)."""
-        ramp = BOTH if self.signed else WARM if self.root else COOL
-        at = np.linspace(-1 if self.signed else 0, 1, len(ramp))
-        at = np.sign(at) * at**2 if self.root else at  # the stop at f has the colour at sqrt(f)
-        at = (at + 1) / 2 if self.signed else at
+        ramp = BOTH if self.signed else WARM if self.warp == "root" else COOL
         low, high = self.range
-        part = [0.0, 0.05, 0.25, 1.0] if self.root else [0.0, 0.25, 0.5, 0.75, 1.0]
-        if self.signed:
-            half = [0.25, 1.0] if self.root else [0.5, 1.0]
-            part = sorted([0.5, *(0.5 + sign * f / 2 for f in half for sign in (-1, 1))])
+        stops = [(self._place(i / STOPS), _mixed(ramp, i / STOPS)) for i in range(STOPS + 1)]
+        part = _SIGNED_TICKS[self.warp == "root"] if self.signed else [self._place(f) for f in _TICKS[self.warp]]
         ticks = [low + f * (high - low) for f in part]
         ticks = [low, *(float(f"{t:.2g}") if abs(t) > 1e-9 * high else 0.0 for t in ticks[1:-1]), high]
         text = [fmt(t, 3) for t in ticks]
         text[-1] += " or more" if self.above else ""
         bar = {
-            "title": {"text": self.label + (", root scale" if self.root else ""), "side": "right"},
+            "title": {"text": self.label + ("" if self.warp == "linear" else f", {self.warp} scale"), "side": "right"},
             "tickvals": ticks,
             "ticktext": text,
             "tickfont": {"size": 10, "color": MUTE},
@@ -121,8 +122,24 @@ class Scale:
             "y": 1,
             "yanchor": "top",
         }
-        stops = list(zip(at.tolist(), ramp, strict=True))
         return {"colorscale": stops, "cmin": low, "cmax": high, "colorbar": bar}
+
+    def _place(self, f: float) -> float:
+        """Where on the range, as a fraction, the colour at fraction `f` of the ramp stands."""
+        if self.warp == "log":
+            low, high = self.range
+            return low * ((high / low) ** f - 1) / (high - low) if 0 < f < 1 else f
+        if self.warp == "root":
+            return (1 + (2 * f - 1) * abs(2 * f - 1)) / 2 if self.signed else f * f
+        return f
+
+
+def _mixed(ramp: list[str], f: float) -> str:
+    """The colour at fraction `f` of a ramp of even steps."""
+    at = f * (len(ramp) - 1)
+    i = min(int(at), len(ramp) - 2)
+    ends = [[int(color[c : c + 2], 16) for c in (1, 3, 5)] for color in ramp[i : i + 2]]
+    return "#" + "".join(f"{round(a + (at - i) * (b - a)):02x}" for a, b in zip(*ends, strict=True))
 
 
 def draw(
@@ -178,7 +195,13 @@ def draw(
     if difference:
         finite = np.abs(shown[-1].z[np.isfinite(shown[-1].z)])
         most = float(finite.max()) if finite.size else 0.0
-        own = Scale(label="B \u2212 A", lo=0.0, hi=most or 1.0, signed=True, root=scale.root)
+        own = Scale(
+            label="B \u2212 A",
+            lo=0.0,
+            hi=most or 1.0,
+            signed=True,
+            warp=scale.warp if scale.warp == "root" else "linear",
+        )
         figure.update_layout(coloraxis2=own.axis(1 + 14 / inner, tall))
     lines = _caption(panels, scale, traces, about, difference, max(64, (inner + BAR) // 6))
     below = max(panel.room for panel in shown) + 30

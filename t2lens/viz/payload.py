@@ -120,7 +120,7 @@ def maps_payload(
         _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence, heads)
         for i, trace in enumerate(traces)
     ]
-    quantities = [_menu_entry([each[key] for each in grids]) for key in QUANTITIES]
+    quantities = [quantity_range([each[key] for each in grids]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
     modes = [depth_range(key, traces) for key in DEPTH if key in reads]
@@ -209,8 +209,14 @@ def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> d
         "names": names,
         "columns": [np.flatnonzero(row).tolist() for row in exists],
         "values": pack(values[exists]),
-        "what": DEPTH[key][3],
+        "what": DEPTH[key][3] + (f" ({mean})" if (mean := _mean(data, key)) else ""),
     }
+
+
+def _mean(data: Any, key: str) -> str:
+    """What a coefficient is where it is not one number per token and atom, else ""."""
+    kind = str(data[DEPTH[key][0]].attrs.get("coefficients", "scalar"))
+    return "" if kind == "scalar" else kind
 
 
 def ordered_reads(data: Any, key: str, source_atoms: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
@@ -264,29 +270,22 @@ def _next_tokens(data: Any) -> list[list[list[Any]]] | None:
 def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
     """The menu entry of one quantity and its range over all panels: its own limits, or least to largest value.
 
-    A few values far above all others (a start token's norm, say) stay above the range, marked and counted.
+    Positive values that span more than a factor of 30 go on a logarithmic scale. Else a few values far above all
+    others stay above the range, marked and counted.
     """
     shown = next((grid for grid in grids if not grid.absent), grids[0])
     low, high = shown.limits
     values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
+    signed, log = shown.quantity.scale == "diverging", False
     if low is None or high is None:
         low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+        log = not signed and high > 30 * low > 0
         most = float(np.quantile(values, 0.98)) if values.size else high
-        high = most if high - low > 3 * (most - low) else high
-    signed = shown.quantity.scale == "diverging"
+        high = most if not log and high - low > 3 * (most - low) else high
     if signed:
         low, high = -max(-low, high), max(-low, high)
     entry = {"key": shown.quantity.key, "label": shown.quantity.label, "unit": shown.quantity.unit}
-    return entry | {"signed": signed, "lo": low, "hi": high, "above": int((values > high).sum())}
-
-
-def _menu_entry(grids: Sequence[Grid]) -> dict[str, Any]:
-    """`quantity_range`, with a logarithmic scale for a positive quantity that spans more than a factor of 30."""
-    entry = quantity_range(grids)
-    values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
-    if entry["signed"] or not values.size or not entry["lo"] > 0 or values.max() <= 30 * values.min():
-        return entry | {"log": False}
-    return entry | {"log": True, "lo": float(values.min()), "hi": float(values.max()), "above": 0}
+    return entry | {"signed": signed, "log": log, "lo": low, "hi": high, "above": int((values > high).sum())}
 
 
 def depth_range(key: str, traces: Sequence[Any]) -> dict[str, Any]:

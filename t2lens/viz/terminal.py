@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -94,7 +95,7 @@ def _map(trace: Any, key: str) -> list[str]:
     low, high = (-span["hi"] if span["signed"] else span["lo"]), span["hi"]
     first = max(0, shown.values.shape[1] - _MOST)
     head = f"  {about.label}{unit}, low bar {fmt(low, 3)} to full bar {fmt(high, 3)}"
-    head += f" ({span['above']} above)" if span["above"] else ""
+    head += (", log scale" if span["log"] else "") + (f" ({span['above']} above)" if span["above"] else "")
     head += f"; positions {first} to {first + _MOST - 1}" if first else ""
     lines = [head]
     for site, row in reversed(list(zip(shown.sites, shown.values[:, first:], strict=True))):
@@ -103,10 +104,15 @@ def _map(trace: Any, key: str) -> list[str]:
             continue
         signs = ""
         for value in row:
-            level = (float(value) - low) / ((high - low) or 1.0) if np.isfinite(value) else None
-            signs += "?" if level is None else _BARS[min(7, max(0, int(level * 8)))]
+            signs += _BARS[_level(float(value), low, high, span["log"])] if np.isfinite(value) else "?"
         lines.append(f"  {site:>8}  {signs}")
     return lines
+
+
+def _level(value: float, low: float, high: float, log: bool) -> int:
+    """0..7: which eighth of the range a value lies in."""
+    share = math.log(value / low) / math.log(high / low) if log else (value - low) / ((high - low) or 1.0)
+    return min(7, max(0, int(share * 8)))
 
 
 def _quoted(token: str) -> str:

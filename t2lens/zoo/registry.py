@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t2lens.config import AttnRes, DeepDelta, DepthSWA, ModelConfig
+from t2lens.config import ModelConfig
 from t2lens.files import new_folder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def list_models() -> list[ModelInfo]:
         infos.append(
             ModelInfo(
                 name=folder.name,
-                system=describe(_read_config(folder)[0]),
+                system=record["system"],
                 n_params=record["n_params"],
                 validation_loss=record["validation_loss"],
                 bigram_loss=record["bigram_loss"],
@@ -64,25 +64,6 @@ def list_models() -> list[ModelInfo]:
             )
         )
     return infos
-
-
-def describe(cfg: ModelConfig) -> str:
-    """The residual system of a config, and ShortSWA where it is on, in a few words."""
-    residual = cfg.residual
-    if isinstance(residual, AttnRes):
-        blocks = "full" if residual.block_size is None else f"blocks of {residual.block_size} sublayers"
-        text = f"Attention Residuals, {blocks}"
-    elif isinstance(residual, DeepDelta):
-        state = (
-            "scalar state" if residual.value_channels == 1 else f"expanded state, {residual.value_channels} channels"
-        )
-        text = f"Deep Delta Learning, {state}"
-    elif isinstance(residual, DepthSWA):
-        window = "all states" if residual.window is None else f"window of {residual.window} states"
-        text = f"depth ShortSWA, {window}, {residual.placement}"
-    else:
-        text = "standard residual"
-    return text if cfg.local is None else f"{text}, with sequence ShortSWA of {cfg.local.window} tokens"
 
 
 def load(

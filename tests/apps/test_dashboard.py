@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 import t2lens
 from t2lens.apps import dashboard_file, loaders
+from t2lens.apps.launch import run
 from t2lens.apps.state import NO_MODEL
 
 PROMPT = "the king saw the <b>&"
@@ -164,3 +166,18 @@ def test_no_hook_is_left_on_a_model(forward_passes: list[str]) -> None:
 
 def test_the_entry_is_a_file_of_the_package() -> None:
     assert dashboard_file().is_file() and dashboard_file().parent == Path(loaders.__file__).parent
+
+
+@pytest.mark.parametrize("port", [0, 70_000, "8501", True])
+def test_what_is_no_port_is_refused(port: Any) -> None:
+    with pytest.raises(ValueError, match="port"):
+        run(port=port)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=str(port)):
+            run(port=port)

@@ -12,7 +12,8 @@ import pytest
 
 import t2lens
 from t2lens.analysis.quantities import QUANTITIES, grid
-from t2lens.config import Attention, AttnRes, DeepDelta, DepthSWA, ModelConfig, ShortSWA, Standard, SwiGLU
+from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 from t2lens.viz.payload import DEPTH, maps_payload, renderer_js, triangle
 
 BASE = ModelConfig(
@@ -98,6 +99,11 @@ def test_sums_and_states_name_the_atoms_they_hold(traces: dict[str, t2lens.Trace
     assert full["holds"]["2.mlp"] == {}  # every source is one atom
     ddl = maps_payload([traces["ddl"]])["panels"][0]
     assert ddl["holds"]["1.attn"]["state"] == ["embed", "0.attn", "0.mlp"]
+
+
+def test_coefficients_that_are_means_say_so(traces: dict[str, t2lens.Trace]) -> None:
+    what = {name: maps_payload([traces[name]])["panels"][0]["reads"]["mixing"]["what"] for name in ("ddl", "ddl-cc-ec")}
+    assert "mean" in what["ddl-cc-ec"] and "mean" not in what["ddl"]
 
 
 def test_a_window_is_told(traces: dict[str, t2lens.Trace]) -> None:

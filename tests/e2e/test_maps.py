@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import t2lens
-from t2lens.config import Attention, AttnRes, DeepDelta, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta
 from t2lens.viz.payload import maps_payload, renderer_js
 
 from .driver import Maps, new_page
@@ -108,11 +109,11 @@ def test_zero_missing_masked_and_not_finite_look_different(show: Callable[..., M
     assert "written, not read" in maps.hover("grid-A", 3, 0)[1]
 
 
-def patch(maps: Maps, name: str, column: int, row: int) -> str:
+def patch(maps: Maps, name: str, column: int, row: int, part: float = 0.7) -> str:
     """All pixels of the inner part of a cell, as one value."""
     g = maps.geometry(name)
     x, y = maps.at(name, column, row)
-    box = [x - g["cw"] * 0.35, y - g["ch"] * 0.35, g["cw"] * 0.7, g["ch"] * 0.7]
+    box = [x - g["cw"] * part / 2, y - g["ch"] * part / 2, g["cw"] * part, g["ch"] * part]
     return maps.canvas(name).evaluate(
         "(c, b) => c.getContext('2d').getImageData(...b.map(Math.round)).data.join()", box
     )
@@ -137,8 +138,8 @@ def test_values_far_above_the_rest_are_marked_and_counted(show: Callable[..., Ma
     maps = show(payload)
     assert "1 above" in maps.page.locator(".t2l .bar span").first.text_content()
     assert maps.hover("grid-A", 0, 4)[1].endswith("1000")
-    corner = patch(maps, "grid-A", 0, 4)
-    assert corner != patch(maps, "grid-A", 1, 4)
+    assert patch(maps, "grid-A", 1, 4) == patch(maps, "grid-A", 0, 4)  # the same top colour ...
+    assert patch(maps, "grid-A", 1, 4, 0.94) != patch(maps, "grid-A", 0, 4, 0.94)  # ... and a marked corner
 
 
 def test_colours_follow_the_values_on_one_scale(show: Callable[..., Maps]) -> None:

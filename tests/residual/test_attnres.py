@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.config import AttnRes
+from t2lens.residual import AttnRes
 from t2lens.residual.attnres import sparsemax
 from tests.systems import random_tokens, tiny, tiny_config
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.config import DeepDelta
+from t2lens.residual import DeepDelta
 from tests.systems import random_tokens, tiny, tiny_config
 
 VECTOR = ["ddl", "ddl-linear"]

@@ -168,11 +168,32 @@ def test_two_traces_share_one_stated_range():
 def test_values_far_above_the_rest_are_marked_not_hidden():
     trace = spoken("standard", " ".join(f"w{i}" for i in range(20)))
     norms = trace.dataset["residual_norm"].values.copy()
-    norms[3, 0] = 1e4
+    norms[:] = np.clip(norms, 1.0, 2.0)
+    norms[3, 0] = 20.0
     figure = grid_map(edited(trace, residual_norm=norms))
-    assert figure.layout.coloraxis.cmax < 1e3
+    assert figure.layout.coloraxis.cmax == 2.0
     assert (0, 4) in marks(figure, "triangle-up")
     assert figure.layout.coloraxis.colorbar.ticktext[-1].endswith("or more")
+
+
+def test_wide_ranges_are_drawn_on_a_logarithmic_scale_that_is_named():
+    trace = spoken("standard", PROMPT)
+    norms = trace.dataset["residual_norm"].values.copy()
+    norms[:], norms[2, 3], norms[1, 1] = 10.0, 1000.0, 0.1
+    figure = grid_map(edited(trace, residual_norm=norms))
+    axis = figure.layout.coloraxis
+    assert (axis.cmin, axis.cmax) == (0.1, 1000.0)
+    assert axis.colorbar.title.text == "residual norm, log scale"
+    halfway = [at * (axis.cmax - axis.cmin) + axis.cmin for at, _ in axis.colorscale][16]
+    assert halfway == pytest.approx(10.0)  # the middle colour stands at the geometric mean
+    assert [color for _, color in axis.colorscale][16] == "#4ea5c4"
+    assert heat(figure)[0].z[3, 3] == 1000.0  # cells keep their numbers
+
+
+def test_reads_are_drawn_on_a_root_scale_that_is_named():
+    axis = plot(spoken("attnres-full", PROMPT), "depth_weight").layout.coloraxis
+    assert axis.colorbar.title.text == "own depth weights, root scale"
+    assert [at for at, _ in axis.colorscale][16] == 0.25
 
 
 def test_negative_numbers_get_a_diverging_scale_around_zero():

@@ -80,6 +80,17 @@ def test_missing_and_not_finite_are_not_bars():
     assert "gate: none; this system has no gates" in summary(trace, "gate")
 
 
+def test_a_wide_range_is_told_on_a_log_scale():
+    trace = spoken("standard", PROMPT)
+    norms = trace.dataset["residual_norm"].values.copy()
+    norms[:], norms[2, 3], norms[1, 1] = 10.0, 1000.0, 0.1
+    text = summary(edited(trace, residual_norm=norms), "residual_norm")
+    assert "low bar 0.1 to full bar 1000, log scale" in text
+    assert rows(text)["0.attn"] == BARS[4] * 6
+    assert rows(text)["1.attn"][3] == BARS[7]
+    assert rows(text)["0.mlp"][1] == BARS[0]
+
+
 def test_long_prompts_and_notices():
     trace = spoken("standard", " ".join(["word"] * 90), n_ctx=80)
     text = summary(trace)

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import t2lens
-from t2lens.config import AttnRes, DeepDelta, DepthSWA, ModelConfig, ResidualConfig, ShortSWA, Standard, SwiGLU
+from t2lens.config import ModelConfig, ResidualConfig, ShortSWA, SwiGLU
+from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 from t2lens.zoo import registry
-from t2lens.zoo.registry import describe, list_models, load, save
+from t2lens.zoo.registry import list_models, load, save
 from t2lens.zoo.tokenizer import Tokenizer
 
 RESIDUALS: tuple[ResidualConfig, ...] = (
@@ -39,7 +40,7 @@ def folder(tmp_path):
     return save(model, tmp_path / "model", record={"name": "x"})
 
 
-@pytest.mark.parametrize("residual", RESIDUALS, ids=lambda residual: describe(small(residual)))
+@pytest.mark.parametrize("residual", RESIDUALS, ids=lambda residual: residual.describe())
 @pytest.mark.parametrize("local", [None, ShortSWA(window=4)], ids=["", "swa"])
 def test_what_is_saved_is_what_is_loaded(tmp_path, residual, local) -> None:
     model = t2lens.build(small(residual, local), seed=1)

@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 
 import t2lens
-from t2lens.config import Attention, AttnRes, ModelConfig, SwiGLU
+from t2lens.config import Attention, ModelConfig, SwiGLU
+from t2lens.residual import AttnRes
 from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.progress import Progress
 from t2lens.zoo.recipes import RECIPES, Budget, recipe
