@@ -32,9 +32,13 @@ def markup_safe(text: str) -> str:
 
 
 def fmt(value: float, digits: int = 4) -> str:
-    """A number to `digits` significant digits, without trailing zeros.
+    """A number to `digits` significant digits; powers of ten only where they are shorter to read.
 
-    >>> fmt(0.123456), fmt(2.0), fmt(float("nan")), fmt(1.5e-7, 3)
-    ('0.1235', '2', 'nan', '1.5e-07')
+    >>> fmt(0.123456), fmt(2.0), fmt(1234.5, 3), fmt(float("nan")), fmt(1.5e-7, 3)
+    ('0.1235', '2', '1230', 'nan', '1.50e-07')
     """
-    return str(value) if not math.isfinite(value) else f"{value:.{digits}g}"
+    if not math.isfinite(value) or value == 0:
+        return "0" if value == 0 else str(float(value))
+    if not 1e-4 <= abs(value) < 1e5:
+        return f"{value:.{digits - 1}e}"
+    return f"{float(f'{value:.{digits}g}'):.10g}"
