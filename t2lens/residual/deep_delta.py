@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.hooks import HookPoint
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source, memory_of
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
@@ -83,6 +84,7 @@ class DeepDeltaLearning(ResidualSystem):
     forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
     gate_label: ClassVar[str | None] = "beta"
     gate_range: ClassVar[tuple[float, float] | None] = (0.0, 2.0)
+    gate_meaning: ClassVar[str | None] = "Beta: 0 leaves the state alone, 1 overwrites along k, 2 reflects."
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
@@ -150,7 +152,7 @@ class DeepDeltaLearning(ResidualSystem):
 
     # --- the gates of a write: nonlinear
     def write_gates(self, state: Tensor, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
-        hook, i = (lambda name: self.hook_points[self._name(site, name)]), site.index
+        hook, i = self.gate_points[site.index].__getitem__, site.index
         c, raw = wide(normed), wide(read)
         logit = hook("hook_beta_logit")((c @ self.beta_weight[i].to(c.dtype) + self.beta_bias[i]).unsqueeze(-1))
         beta = hook("hook_beta")(2 * logit.sigmoid())  # [B, T, 1]
@@ -212,13 +214,12 @@ class DeepDeltaLearning(ResidualSystem):
     def gate(self, write_gates: Gates) -> Tensor:
         return write_gates["beta"].squeeze(-1)
 
-    def _name(self, site: Site, name: str) -> str:
-        return f"blocks.{site.layer}.ddl_{site.kind}.{name}"
-
     def _hooks(self) -> None:
         if not self.expanded:
             self.single_stream_hooks()
+        self.gate_points: list[dict[str, HookPoint]] = []  # per site, by last name: found without building the full one
         for site in self.sites[:-1]:
+            self.gate_points.append({})
             for name, shape, meaning, unit in (
                 ("hook_beta_logit", "batch pos 1", "gate before the sigmoid", "logit"),
                 ("hook_beta", "batch pos 1", "gate: 0 keep, 1 overwrite, 2 reflect", "0..2"),
@@ -231,7 +232,9 @@ class DeepDeltaLearning(ResidualSystem):
                     "state",
                 ),
             ):
-                self.hook_point(self._name(site, name), shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
+                full = f"blocks.{site.layer}.ddl_{site.kind}.{name}"
+                point = self.hook_point(full, shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
+                self.gate_points[-1][name] = point
 
 
 class _OperatorForm(ResidualSystem):
