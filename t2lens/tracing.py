@@ -305,7 +305,11 @@ def _variables(
         out["gate"] = (
             ("write", "pos"),
             np.stack([_array(g[0]) for g in gates if g is not None]),
-            {"label": residual.gate_label},
+            _known(
+                label=residual.gate_label,
+                range=residual.gate_range and [*residual.gate_range],
+                meaning=residual.gate_meaning,
+            ),
         )
     coords: dict[str, Any] = {
         "read": np.array(reads, dtype=object),
@@ -386,6 +390,10 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
     finite = float(sum(int((~s.read.isfinite()).sum()) for s in record.steps) + int((~logits.isfinite()).sum()))
     checks.append(Check("finite", finite, 0.0, "number of NaN or infinite entries in reads and logits"))
     return checks
+
+
+def _known(**attrs: Any) -> dict[str, Any]:
+    return {name: value for name, value in attrs.items() if value is not None}
 
 
 def _worst(a: float, b: float) -> float:

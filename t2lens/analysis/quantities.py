@@ -10,7 +10,7 @@ Everything here is numpy on the arrays of `Trace.dataset`; no model and no torch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -166,24 +166,18 @@ def _gate(trace: Any, about: Quantity) -> Grid:
     if "gate" not in trace.dataset:
         return _nothing(trace, about, "this system has no gates")
     gates = trace.dataset["gate"].transpose("write", "pos")
-    label = str(gates.attrs.get("label") or about.label)
-    named = Quantity(
-        key=about.key,
-        label=about.label if label == about.label else f"{about.label} {label}",
-        unit=about.unit,
-        meaning=_GATE_MEANING.get(label, about.meaning),
-        scale=about.scale,
+    label = gates.attrs.get("label")
+    named = replace(
+        about,
+        label=f"{about.label} {label}" if label else about.label,
+        meaning=gates.attrs.get("meaning") or about.meaning,
     )
     sites = _sites(trace)
     values = np.full((len(sites), gates.shape[1]), np.nan, gates.dtype)
     values[[sites.index(str(name)) for name in gates["write"].values]] = gates.values
     missing = {"embed": "the embedding is written without a gate", "out": "the readout writes nothing"}
-    limits = _GATE_LIMITS.get(label, (None, None))
-    return Grid(quantity=named, values=values, sites=sites, missing=missing, limits=limits)
-
-
-_GATE_LIMITS: dict[str, tuple[float | None, float | None]] = {"beta": (0.0, 2.0)}
-_GATE_MEANING = {"beta": "Beta of Deep Delta Learning: 0 leaves the state alone, 1 overwrites along k, 2 reflects."}
+    low, high = gates.attrs.get("range", (None, None))
+    return Grid(quantity=named, values=values, sites=sites, missing=missing, limits=(low, high))
 
 
 def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:

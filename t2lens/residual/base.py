@@ -85,6 +85,8 @@ class ResidualSystem(nn.Module):
     #: name and range of the gate that `gate()` returns, where the system has one
     gate_label: ClassVar[str | None] = None
     gate_range: ClassVar[tuple[float, float] | None] = None
+    #: one sentence on what values of the gate do
+    gate_meaning: ClassVar[str | None] = None
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__()
