@@ -1,10 +1,9 @@
-"""Start the dashboard: one local server, no telemetry, no watcher, the heavy modules imported beforehand."""
+"""Start the dashboard: one local server, no telemetry, no watcher, the first page made beforehand."""
 
 from __future__ import annotations
 
 import socket
 import sys
-from importlib import import_module
 
 from t2lens.apps import dashboard_file
 
@@ -13,14 +12,14 @@ __all__ = ["run"]
 HOST = "127.0.0.1"
 OPTIONS = {
     "server_address": HOST,
-    "server_headless": True,
     "server_fileWatcherType": "none",  # watching torch's lazy modules raises, and there is nothing to watch
     "server_maxUploadSize": 1,
     "browser_gatherUsageStats": False,
     "browser_serverAddress": HOST,
     "client_toolbarMode": "minimal",
-    "logger_hideWelcomeMessage": True,
     "client_showErrorDetails": "none",
+    "logger_hideWelcomeMessage": True,
+    "logger_level": "error",
     "theme_light_primaryColor": "#2f4f9e",  # per theme, so that light and dark follow the reader's system
     "theme_dark_primaryColor": "#8aa8f0",
     "theme_baseFontSize": 14,
@@ -33,20 +32,33 @@ def run(port: int = 8501, open_browser: bool = False) -> None:
 
     Raises ValueError when the port is not a port or is taken.
     """
-    if not isinstance(port, int) or not 1 <= port <= 65535:
+    if type(port) is not int or not 1 <= port <= 65535:
         raise ValueError(f"A port is a whole number from 1 to 65535, not {port!r}.")
     with socket.socket() as probe:
         try:
             probe.bind((HOST, port))
         except OSError:
             raise ValueError(f"Port {port} is in use; choose another with --port.") from None
-    # The first visitor should not wait for these.
-    for name in ("torch", "xarray", "t2lens.tracing", "t2lens.viz.payload"):
-        import_module(name)
     from streamlit.web import bootstrap
 
     options = {**OPTIONS, "server_port": port, "server_headless": not open_browser}
     bootstrap.load_config_options(options)
+    _warm()
     sys.stdout.write(f"t2lens dashboard: http://{HOST}:{port}  (Ctrl-C stops it)\n")
     sys.stdout.flush()
     bootstrap.run(str(dashboard_file()), False, [], options)
+
+
+def _warm() -> None:
+    """Import, load and run what the first visitor sees; the caches are the server's own."""
+    from t2lens.apps import loaders
+    from t2lens.apps.pages.two_axes import preset
+
+    if not (names := loaders.model_names()):
+        return
+    chosen = preset(names)
+    for name in {chosen.model_a, chosen.model_b}:
+        try:
+            loaders.trace(loaders.load(name), chosen.prompt)
+        except ValueError as error:  # the page will say so too, and other models may work
+            sys.stderr.write(f"{error}\n")

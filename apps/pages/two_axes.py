@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
-from t2lens.analysis.quantities import QUANTITIES
+from t2lens.analysis.quantities import QUANTITIES, attention_of
 from t2lens.apps import loaders
 from t2lens.apps.components.maps import maps
 from t2lens.apps.state import (
@@ -23,13 +24,10 @@ from t2lens.apps.state import (
 )
 from t2lens.viz.payload import MODES, maps_payload
 
-__all__ = ["two_axes"]
+__all__ = ["preset", "two_axes"]
 
 PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
-HINT = (
-    "Each cell is a node: position across, depth upwards. The framed node reads along its warm arms: downwards "
-    "from earlier layers, to the left from earlier words. Choose any cell, or move with the arrow keys."
-)
+PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
 HEADS_UP_TO = 128
 """Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
 
@@ -76,7 +74,8 @@ def two_axes() -> None:
     _write_url()
 
 
-def _default(names: list[str]) -> Selection:
+def preset(names: list[str]) -> Selection:
+    """What a first visit shows."""
     a = "attnres-full" if "attnres-full" in names else names[0]
     b = "ddl-cc-ec" if "ddl-cc-ec" in names else names[-1]
     return Selection(
@@ -85,7 +84,7 @@ def _default(names: list[str]) -> Selection:
         prompt=PRESET_PROMPT,
         quantity="effective_atoms",
         depth="share",
-        cell=Cell(panel=0, pos=9, site="5.attn"),
+        cell=PRESET_CELL,
     )
 
 
@@ -93,10 +92,10 @@ def _read_url(names: list[str]) -> list[str]:
     """The first run of a session takes its state from the URL. Returns a notice for what it asked in vain."""
     state = st.session_state
     asked = {key: st.query_params[key] for key in st.query_params}
-    selection, notices = parse_url(asked, _default(names), models=names, quantities=list(QUANTITIES), depths=MODES)
+    selection, notices = parse_url(asked, preset(names), models=names, quantities=list(QUANTITIES), depths=MODES)
     for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell"):
         state[key] = getattr(selection, key)
-    state["hint"] = "" if asked else HINT
+    state["newcomer"] = not asked
     return notices
 
 
@@ -129,11 +128,31 @@ def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
             head=state["head"],
             heads=max(len(trace.tokens) for trace in traces) <= HEADS_UP_TO,
             cell=(cell.panel, cell.pos, cell.site),
-            hint=state["hint"],
+            hint=_hint(traces, cell) if state.pop("newcomer", False) else "",
             notes=_notes(traces),
         )
         state["payload"] = (identity, payload)
     return state["payload"][1]
+
+
+def _hint(traces: list[Any], cell: Cell) -> str:
+    """What to look at first, in one sentence; its numbers are those of the traces."""
+    seen = []
+    for letter, trace in zip("AB", traces, strict=False):
+        pattern = attention_of(trace).get(cell.site)
+        norms = trace.dataset["contribution_norm"].sel(read=cell.site, pos=cell.pos)
+        most = int(np.nanargmax(norms.values))
+        part = f"reads most from {norms.atom.values[most]} ({norms.values[most] / np.nansum(norms.values):.2f})"
+        if pattern is not None:
+            weights = pattern.mean(axis=0)[cell.pos, : cell.pos + 1]
+            word = trace.tokens[int(weights.argmax())].strip()
+            part = f"looks back most to \u201c{word}\u201d ({float(weights.max()):.2f}) and {part}"
+        seen.append(f"in {letter} it {part}")
+    word = traces[0].tokens[cell.pos].strip()
+    return (
+        f"Look at the framed node, {cell.site} at \u201c{word}\u201d: {'; '.join(seen)}. "
+        "Choose any cell, or move with the arrow keys."
+    )
 
 
 def _notes(traces: list[Any]) -> list[str]:
