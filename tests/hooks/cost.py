@@ -6,6 +6,7 @@ Times are CPU time of one thread; the variants take turns and are compared withi
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import statistics
@@ -60,6 +61,7 @@ class _Strip(ast.NodeTransformer):
         return node
 
 
+@functools.cache  # read once: a source file that changes meanwhile would not fit
 def bare_functions() -> list[tuple[type, str, Callable]]:
     """(class, method, the same method without its hook points) for every method that calls one."""
     bare = []
