@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from transformer_lens.hook_points import LensHandle
 POSITION_WORDS = ("pos", "query_pos", "q_pos", "query")
 
 _passes = threading.local()  # .fired: the hook points that fired in the running pass of this thread
-_attaching = threading.RLock()  # held while attachments change, so that `_live` misses none of another thread
+_attaching = threading.RLock()  # held while attachments change, so that none of another thread is missed
 _opaque_fire: Callable | None = None  # HookPoint._fire, marked so that torch.compile leaves it alone
 
 
@@ -37,7 +37,7 @@ def forward_pass() -> Iterator[set[HookPoint]]:
 
 def _label(hook: Callable) -> str:
     # The repr of a partial prints its arguments, which may be large tensors.
-    return f"partial({hook.func!r}, ...)" if isinstance(hook, partial) else repr(hook)
+    return f"partial({hook.func!r}, ...)" if isinstance(hook, functools.partial) else repr(hook)
 
 
 def _fire_outside_graph() -> Callable:
@@ -107,7 +107,6 @@ class HookPoint(LensHookPoint):
         self.n_dims = len(words)
         self.pos_dim: int | None = next((words.index(word) for word in POSITION_WORDS if word in words), None)
         self._taps: tuple[Callable, ...] = ()  # captures: they see the tensor after every hook
-        self._live = False  # anything attached; one plain attribute, so that compiled code guards on it
 
     @property
     def label(self) -> str:
@@ -116,20 +115,18 @@ class HookPoint(LensHookPoint):
     @property
     def active(self) -> bool:
         """True when anything is attached: forward or backward, through our methods or torch's own."""
-        if not self._live:
-            return False
-        # Dynamo does not guard on the hook dictionaries, so compiled code may rely on _live alone.
-        return torch.compiler.is_compiling() or bool(self._taps) or self._has_torch_hooks()
+        return False  # _Attached says otherwise
+
+    @property
+    def may_edit(self) -> bool:
+        """True when something is attached that could change the tensor; captures cannot."""
+        return self._live and self._has_torch_hooks()
 
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._live:
-            return x
-        if torch.compiler.is_compiling():
-            return _fire_outside_graph()(self, x)
-        return (_opaque_fire or HookPoint._fire)(self, x)
+        return x  # _Attached does otherwise
 
     def _fire(self, x: Tensor) -> Tensor:
         hooked = self._has_torch_hooks()
@@ -224,7 +221,7 @@ class HookPoint(LensHookPoint):
         """Let `tap(tensor, hook=self)` see the tensor after all hooks, until remove_tap or reset_hooks."""
         with _attaching:
             self._taps = (*self._taps, tap)
-            self._live = True
+            self._settle()
 
     def remove_tap(self, tap: Callable) -> None:
         with _attaching:
@@ -244,13 +241,15 @@ class HookPoint(LensHookPoint):
             self._settle()
 
     def _settle(self) -> None:
-        self._live = bool(self._taps) or self._has_torch_hooks()
+        """Be of the class that fits what is attached."""
+        idle = getattr(type(self), "idle_form", type(self))
+        self.__class__ = _attached_form(idle) if self._taps or self._has_torch_hooks() else idle
 
-    # torch's own ways to attach something all pass through here, so that `_live` cannot miss one.
+    # torch's own ways to attach something all pass through here, so that none is missed.
     def _register(self, register: Callable[..., RemovableHandle], *args: Any, **kwargs: Any) -> RemovableHandle:
         with _attaching:
             handle = register(*args, **kwargs)
-            self._live = True
+            self._settle()
         return _Handle(handle, self)
 
     def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
@@ -267,3 +266,23 @@ class HookPoint(LensHookPoint):
 
     def register_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         return self._register(super().register_backward_hook, *args, **kwargs)
+
+
+class _Attached:
+    """Mixed into the class of a hook point for as long as something is attached.
+
+    So an idle hook point need not ask whether it is idle, which is a third of its cost, and compiled code, which
+    does not guard on hooks but does on classes, notices when that changes.
+    """
+
+    active = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return _fire_outside_graph()(self, x)
+        return (_opaque_fire or HookPoint._fire)(self, x)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _attached_form(idle: type[HookPoint]) -> type[HookPoint]:
+    return type(idle.__name__, (_Attached, idle), {"idle_form": idle, "__module__": idle.__module__})

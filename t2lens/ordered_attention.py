@@ -156,9 +156,9 @@ def _watch(look: Callable[[Tensor], Tensor] | None, x: Tensor) -> tuple[Tensor, 
     if look is None:
         return x, False
     if x.is_inference():  # inference tensors keep no version count
-        before = x.clone()
+        before = x.clone() if getattr(look, "may_edit", True) else None
         seen = look(x)
-        return seen, seen is not x or not torch.equal(before, seen)
+        return seen, seen is not x or (before is not None and not torch.equal(before, seen))
     version = x._version
     seen = look(x)
     return seen, seen is not x or seen._version != version

@@ -164,3 +164,18 @@ def test_copies_do_not_share_hooks_or_weights():
     assert float(model(tokens).detach().abs().max()) > 0
     assert all(not point.active for point in model.hook_dict.values())
     assert twin.hook_dict["blocks.0.ddl_attn.hook_beta"] is twin.residual.hook_points["blocks.0.ddl_attn.hook_beta"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_edit_in_place_is_noticed_in_every_mode(mode):
+    model, tokens = tiny("standard"), random_tokens(1)
+
+    def blank(pattern, *, hook):
+        pattern.zero_()
+
+    name = "blocks.1.attn.hook_pattern"
+    with mode():
+        _, cache = model.run_with_cache(tokens)
+        with model.hooks(fwd_hooks=[(name, blank)]):
+            _, edited = model.run_with_cache(tokens)
+    assert cache[name].any() and not edited[name].any() and not edited["blocks.1.attn.hook_z"].any()
