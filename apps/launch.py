@@ -39,6 +39,8 @@ def run(port: int = 8501, open_browser: bool = False) -> None:
             probe.bind((HOST, port))
         except OSError:
             raise ValueError(f"Port {port} is in use; choose another with --port.") from None
+    sys.stdout.write("loading the models ...\n")
+    sys.stdout.flush()
     from streamlit.web import bootstrap
 
     options = {**OPTIONS, "server_port": port, "server_headless": not open_browser}

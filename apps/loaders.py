@@ -6,9 +6,11 @@ Both caches are bounded, and keyed by the content of the weights, never by the m
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -47,7 +49,13 @@ def trace(loaded: Loaded, prompt: str) -> Any:
 
 def _weights_hash(name: str) -> str:
     """sha256 of the weights as they lie on disk now, so that retrained weights are another model."""
-    return hashlib.sha256((BUNDLED / name / WEIGHTS).read_bytes()).hexdigest()
+    file = BUNDLED / name / WEIGHTS
+    return _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(file: Path, mtime_ns: int, size: int) -> str:  # noqa: ARG001 - what changes when the file does
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

@@ -50,7 +50,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=out, stderr=out)
     try:
         address = f"http://127.0.0.1:{port}"
-        for _ in range(240):
+        until = time.monotonic() + 240  # a few seconds on a quiet machine
+        while time.monotonic() < until:
             assert process.poll() is None, log.read_text()
             try:
                 with urllib.request.urlopen(f"{address}/_stcore/health", timeout=1):
