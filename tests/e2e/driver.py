@@ -25,7 +25,7 @@ class Maps:
         self.wait()
 
     def wait(self) -> None:
-        self.page.wait_for_selector('[data-map="grid-A"][data-geom]', timeout=30_000)
+        self.page.wait_for_selector('[data-map="grid-A"][data-geom]', timeout=90_000)
 
     def canvas(self, name: str) -> Any:
         return self.page.locator(f'[data-map="{name}"]')
