@@ -92,8 +92,11 @@ class HookPoint(LensHookPoint):
         read_only: the value is not used further on, so that an edit would do nothing: editing raises.
 
     `pos_dim` is the axis that `pos_slice` cuts (the word "pos" or "query_pos" of the shape), None when there
-    is none. Hooks that torch holds for all modules at once miss an idle hook point.
+    is none. `active` is True while anything is attached: forward or backward, through our methods or torch's own
+    (but hooks that torch holds for all modules at once miss an idle hook point).
     """
+
+    active: bool = False
 
     def __init__(self, shape: str, meaning: str, unit: str = "", *, read_only: bool = False):
         super().__init__()
@@ -111,16 +114,6 @@ class HookPoint(LensHookPoint):
     @property
     def label(self) -> str:
         return repr(self.name) if self.name else "<unnamed>"
-
-    @property
-    def active(self) -> bool:
-        """True when anything is attached: forward or backward, through our methods or torch's own."""
-        return False  # _Attached says otherwise
-
-    @property
-    def may_edit(self) -> bool:
-        """True when something is attached that could change the tensor; captures cannot."""
-        return self._live and self._has_torch_hooks()
 
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
@@ -243,7 +236,8 @@ class HookPoint(LensHookPoint):
     def _settle(self) -> None:
         """Be of the class that fits what is attached."""
         idle = getattr(type(self), "idle_form", type(self))
-        self.__class__ = _attached_form(idle) if self._taps or self._has_torch_hooks() else idle
+        form: Any = _attached_form(idle) if self._taps or self._has_torch_hooks() else idle
+        self.__class__ = form
 
     # torch's own ways to attach something all pass through here, so that none is missed.
     def _register(self, register: Callable[..., RemovableHandle], *args: Any, **kwargs: Any) -> RemovableHandle:
