@@ -97,6 +97,7 @@ class HookPoint(LensHookPoint):
     """
 
     active: bool = False
+    may_edit: bool = False  # True while something is attached that could change the tensor; captures cannot
 
     def __init__(self, shape: str, meaning: str, unit: str = "", *, read_only: bool = False):
         super().__init__()
@@ -270,6 +271,10 @@ class _Attached:
     """
 
     active = True
+
+    @property
+    def may_edit(self) -> bool:
+        return torch.compiler.is_compiling() or self._has_torch_hooks()  # type: ignore[attr-defined]
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

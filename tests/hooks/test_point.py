@@ -40,13 +40,14 @@ def test_an_idle_point_returns_the_tensor_itself():
 @pytest.mark.parametrize("how", ATTACH)
 def test_active_says_when_anything_is_attached_and_when_nothing_is_any_more(how):
     p = point()
+    assert not p.may_edit
     ATTACH[how](p)
-    assert p.active
+    assert p.active and p.may_edit == (how != "tap")
     p.remove_hooks("both", including_permanent=True)
     if how.startswith("torch"):
         assert p.active, "transformer_lens' remove_hooks knows nothing of hooks set through torch"
     else:
-        assert not p.active
+        assert not p.active and not p.may_edit
 
 
 @pytest.mark.parametrize("how", [how for how in ATTACH if how.startswith("torch")])
@@ -159,6 +160,18 @@ def test_the_position_axis_is_read_from_the_shape():
     for shape, meaning in (("", "x"), ("pos d", "x"), ("batch pos", "")):
         with pytest.raises(ValueError, match="starts with 'batch'"):
             HookPoint(shape=shape, meaning=meaning)
+
+
+def test_a_point_of_a_subclass_stays_one():
+    class Own(HookPoint):
+        mine = True
+
+    p = Own(shape="batch pos", meaning="a test")
+    for _ in range(2):
+        p.add_tap(p.check_result)
+        assert isinstance(p, Own) and p.active and p.mine and type(p).__name__ == "Own"
+        p.remove_tap(p._taps[0])
+        assert type(p) is Own and not p.active
 
 
 def test_a_copy_has_its_own_hooks():
