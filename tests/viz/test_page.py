@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.viz.page import BUDGET, classic_js, fragment, page
+from t2lens.viz.page import classic_js, fragment, page
 from t2lens.viz.payload import maps_payload
 from t2lens.zoo.recipes import RECIPES
 
@@ -128,7 +128,6 @@ def test_over_the_budget_numbers_are_rounded_and_it_is_said(monkeypatch: pytest.
     small = rounded["panels"][0]["sequence"]["1.attn"][3 * 4 // 2 + 1]
     assert 0 < small < 1e-6  # not zero, which would look like an exact zero
     assert rounded["panels"][0]["grids"]["residual_norm"][1, 0] == 1e6  # more than float16 can hold
-    assert BUDGET == 300_000
 
 
 def test_notices_and_failed_checks_reach_the_page():
