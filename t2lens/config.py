@@ -124,6 +124,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "d_vocab", "n_ctx", "d_model", "n_layers")
+        for name, part in (("attention", Attention), ("mlp", SwiGLU), ("residual", ResidualConfig)):
+            if not isinstance(value := getattr(self, name), part):
+                raise ValueError(f"ModelConfig.{name} must be a {part.__name__}, not {value!r}.")
+        if not isinstance(self.local, ShortSWA | None):
+            raise ValueError(f"ModelConfig.local must be a ShortSWA or None, not {self.local!r}.")
         if not self.norm_eps > 0:
             raise ValueError(f"ModelConfig: norm_eps must be positive, not {self.norm_eps}.")
 
@@ -179,7 +184,10 @@ class ModelConfig:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The config that `to_dict` wrote. An unknown or missing key raises ValueError with the nearest valid name."""
         data = dict(data)
-        residual = dict(data.get("residual") or {"kind": "standard"})
+        residual = data.get("residual") or {"kind": "standard"}
+        if not isinstance(residual, dict):
+            raise ValueError(f"The residual system of a config must be an object with its kind, not {residual!r}.")
+        residual = dict(residual)
         kind, known = residual.pop("kind", None), residual_kinds()
         if kind not in known:
             raise ValueError(f"Unknown residual system {kind!r}; known systems are {', '.join(known)}.")

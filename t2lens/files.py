@@ -33,9 +33,11 @@ def sync_file(path: Path) -> None:
 def write_file(path: str | Path, data: bytes) -> Path:
     """Replace `path` by `data`: after a crash at any moment the old content or the new is there, never a part.
 
-    Errors: ValueError when the folder does not exist.
+    Errors: ValueError when the folder does not exist, or when `path` is a folder itself.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder; give the path of a file.")
     if not path.parent.is_dir():
         raise ValueError(f"The folder {path.parent} does not exist, so {path.name} cannot be written there.")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -57,6 +57,27 @@ class ForwardRecord:
                 return step
         raise KeyError(f"No read {read!r}; the reads are {', '.join(s.site.name for s in self.steps)}.")
 
+    def detach(self) -> ForwardRecord:
+        """The same numbers without their autograd graph."""
+
+        def cut(gates: Gates) -> Gates:
+            return {name: gate.detach() for name, gate in gates.items()}
+
+        return ForwardRecord(
+            embed=None if self.embed is None else self.embed.detach(),
+            valid=self.valid,
+            steps=[
+                Step(
+                    s.site,
+                    cut(s.read_gates),
+                    s.read.detach(),
+                    None if s.out is None else s.out.detach(),
+                    cut(s.write_gates),
+                )
+                for s in self.steps
+            ],
+        )
+
 
 def _account(
     residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool

@@ -154,7 +154,7 @@ class Transformer(TextInterface, HookedRoot):
             for site, hook_read, norm, sublayer, hook_out in block.steps():  # type: ignore[union-attr]
                 state = self._observe(state, site)
                 read_gates = self.residual.read_gates(state, site)
-                read = hook_read(self.residual.read(state, site, read_gates))
+                read = hook_read(_own(self.residual.read(state, site, read_gates), hook_read))
                 normed = norm(read)
                 out = hook_out(sublayer(normed) if site.kind == "mlp" else sublayer(normed, normed, normed, places))
                 write_gates = self.residual.write_gates(state, site, read, normed, out)
@@ -166,7 +166,7 @@ class Transformer(TextInterface, HookedRoot):
             return state
         site = self.sites[-1]
         read_gates = self.residual.read_gates(state, site)
-        read = self.hook_read_final(self.residual.read(state, site, read_gates))
+        read = self.hook_read_final(_own(self.residual.read(state, site, read_gates), self.hook_read_final))
         if record is not None:
             record.steps.append(Step(site, read_gates, read))
         logits = self.unembed(self.ln_final(read))
@@ -206,13 +206,13 @@ class Transformer(TextInterface, HookedRoot):
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ActivationCache | dict[str, Tensor]]:
         """As in transformer-lens; a run that caches everything also keeps the record that `depth_decompose` needs."""
-        everything = kwargs.get("names_filter") is None and kwargs.get("stop_at_layer") is None
+        everything = all(kwargs.get(name) is None for name in ("names_filter", "stop_at_layer", "pos_slice"))
         record = ForwardRecord() if everything and "record" not in kwargs else None
         if record is not None:
             kwargs["record"] = record
         out, cache = super().run_with_cache(*args, **kwargs)
-        if isinstance(cache, ActivationCache):
-            cache.record = record
+        if isinstance(cache, ActivationCache) and record is not None:
+            cache.record = record.detach()  # like the cached tensors, so that it holds no graph in memory
         return out, cache
 
     # --- facts about the model
@@ -264,6 +264,11 @@ class Transformer(TextInterface, HookedRoot):
         reset = getattr(self.residual, "reset_parameters", None)
         if reset is not None:
             reset(generator)
+
+
+def _own(read: Tensor, point: HookPoint) -> Tensor:
+    """A copy where a hook may write into the read, which can be the carried state itself: that must stay as it is."""
+    return read.clone() if point.fwd_hooks else read
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:

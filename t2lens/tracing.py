@@ -129,8 +129,12 @@ def load_trace(path: str | Path) -> Trace:
     arrays, header = read_arrays(Path(path))
     if header.get("format") != _FORMAT:
         raise ValueError(f"{path} is a safetensors file but not a t2lens trace (format {header.get('format')!r}).")
-    dims, words = json.loads(header["dims"]), json.loads(header["words"])
-    attrs, coords = json.loads(header["variable_attrs"]), set(json.loads(header["coords"]))
+    try:
+        dims, words, attrs, coords, meta = (
+            json.loads(header[part]) for part in ("dims", "words", "variable_attrs", "coords", "meta")
+        )
+    except (KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is a damaged t2lens trace: its header cannot be read ({error}).") from None
     variables = {
         name: (
             dims[name],
@@ -143,7 +147,7 @@ def load_trace(path: str | Path) -> Trace:
         {n: v for n, v in variables.items() if n not in coords},
         coords={n: v for n, v in variables.items() if n in coords},
     )
-    return Trace(dataset, json.loads(header["meta"]))
+    return Trace(dataset, meta)
 
 
 @torch.no_grad()

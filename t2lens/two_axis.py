@@ -75,7 +75,8 @@ def duality(model: Transformer, tokens: Any, attention_mask: Tensor | None = Non
     residual = model.residual
     if not isinstance(residual, DepthShortSWA):
         kind = model.cfg.residual.kind
-        raise ValueError(f"The duality covers depth ShortSWA only. {kind} is not that operator: {_WHY_NOT[kind]}.")
+        why = _WHY_NOT.get(kind, "it has no query-key-value read over a stack of states")
+        raise ValueError(f"The duality covers depth ShortSWA only. {kind} is not that operator: {why}.")
     record = model.record(tokens, attention_mask)
     states = _states(residual, record)
     difference = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,17 @@ def test_depth_decompose_sums_to_the_read():
             cache.depth_decompose("7.mlp")
 
 
+def test_the_record_of_a_cache_holds_no_graph_and_a_slice_has_none():
+    for system in ("attnres-block", "ddl-cc-ec", "depth-swa"):
+        model, tokens = tiny(system), random_tokens(1)
+        _, cache = model.run_with_cache(tokens)
+        parts, _ = copy.deepcopy(cache).depth_decompose()
+        assert torch.equal(parts, cache.depth_decompose()[0]) and not cache.record.step("out").read.requires_grad
+        _, cache = model.run_with_cache(tokens, pos_slice=-1)
+        with pytest.raises(ValueError, match="no record"):
+            cache.depth_decompose()
+
+
 def test_gqa_edits_touch_one_head():
     model, tokens = tiny("standard"), random_tokens(4)  # two heads share one key/value head
 
@@ -114,6 +127,26 @@ def test_editing_any_hook_point_changes_the_logits():
 
                 changed = model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)])
                 assert float((changed - plain).abs().max()) > 1e-6, (system, name)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_read_edited_in_place_is_that_read_and_no_other(system, grad):
+    """Where the read is the carried state itself, too."""
+    model, tokens = tiny(system, 2, local=True), random_tokens(6)
+    with torch.set_grad_enabled(grad):
+        for name in [name for name in model.hook_dict if ".1.hook_read_" in name or name == "hook_read_final"]:
+            edited = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: x * 2 + 1)])
+            in_place = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: x.mul_(2).add_(1))])
+            torch.testing.assert_close(in_place, edited, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("part", ["attention", "mlp", "residual", "local"])
+def test_a_part_of_another_kind_is_refused(part):
+    with pytest.raises(ValueError, match=rf"ModelConfig\.{part} must be a"):
+        replace(tiny_config("ddl"), **{part: "attnres"})
+    with pytest.raises(ValueError, match=r"must be"):
+        ModelConfig.from_dict({**tiny_config("ddl").to_dict(), part: "attnres"})
 
 
 @pytest.mark.parametrize("part", ["attention", "mlp", "residual", "local"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import t2lens
+from t2lens.files import write_arrays
 from t2lens.hooks import ActivationCache
 from t2lens.residual import AttnRes
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
@@ -155,11 +156,27 @@ def test_verify_names_what_is_broken(system, break_it, check):
         report["nothing"]
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_verify_passes_on_fresh_models_whose_new_parts_still_multiply_by_zero(system):
+    report = t2lens.verify(t2lens.build(tiny_config(system, local=True)))
+    assert report.passed, str(report)
+
+
 def test_verify_leaves_the_users_hooks_alone():
     model = tiny("attnres-full")
     model.add_hook("blocks.0.hook_mlp_out", lambda x, hook: x * 1.0)
     t2lens.verify(model)
     assert list(model.list_hooks()) == ["blocks.0.hook_mlp_out"]
+
+
+def test_a_folder_and_a_damaged_header_are_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        t2lens.trace(tiny("ddl"), [0, 7, 3]).save(tmp_path)
+    for words in ({}, dict.fromkeys(("dims", "words", "variable_attrs", "coords", "meta"), "{")):
+        path = write_arrays(tmp_path / "damaged", {"a": np.zeros(1)}, {"format": "t2lens trace 1", **words})
+        with pytest.raises(ValueError, match="damaged t2lens trace"):
+            t2lens.load_trace(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
 def test_files_are_complete_or_refused(tmp_path):
