@@ -1,4 +1,4 @@
-"""The command line: `t2lens models | trace | verify | app | train`.
+"""The command line: `t2lens models | trace | verify | app | train | bench`.
 
 Nothing heavy is imported before a command runs, so that `t2lens --help` answers at once. Bad input gives one sentence
 on stderr and exit code 2; files appear complete or not at all.
@@ -162,6 +162,39 @@ def train(
         budget = Budget(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
         made = run(system, folder, out, budget=budget, threads=threads, precision=precision)  # type: ignore[arg-type]
     typer.echo(f"Wrote {made}. Try: t2lens trace TEXT --model {made}")
+
+
+@app.command()
+def bench(
+    suites: Annotated[
+        list[str] | None, typer.Argument(metavar="[SUITE]...", help="hooks, reads; default: all.")
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of runs per ratio.")] = 21,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+) -> None:
+    """Measure what hook points, caching and depth reads cost: ratios of two things timed in turn, never absolutes."""
+    with _sentences():
+        if pairs < 2 or threads < 1:
+            raise ValueError(f"--pairs must be at least 2 and --threads at least 1, not {pairs} and {threads}.")
+        import torch
+        from rich.progress import track
+
+        from t2lens.bench import SUITES
+
+        unknown = [name for name in suites or [] if name not in SUITES]
+        if unknown:
+            raise ValueError(f"There is no suite {unknown[0]!r}; there are {', '.join(SUITES)}.")
+        torch.set_num_threads(threads)
+        console = _console()
+        table = _table("what", "ratio>", "quartiles>", "bound>", "median>")
+        for name in suites or SUITES:
+            ratios = track(SUITES[name](pairs), name, console=console, transient=True, disable=not console.is_terminal)
+            for ratio in ratios:
+                bound = "" if ratio.bound is None else f"<= {ratio.bound:g}"
+                quartiles, median = f"{ratio.low:.2f} .. {ratio.high:.2f}", f"{ratio.seconds * 1000:.1f} ms"
+                style = "bold red" if ratio.passed is False else None
+                table.add_row(ratio.name, f"{ratio.median:.3f}", quartiles, bound, median, style=style)
+        console.print(table)
 
 
 # --- pieces --------------------------------------------------------------------------------------------------

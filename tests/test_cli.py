@@ -363,3 +363,15 @@ def test_help_takes_less_than_half_a_second():
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(once() for _ in range(5)) < 0.5
+
+
+def test_bench_prints_ratios_and_names_its_suites(monkeypatch):
+    from t2lens import bench
+    from t2lens.bench.timing import paired
+
+    quick = lambda pairs: [paired("sum / sum", lambda: sum(()), lambda: sum(()), pairs=pairs)]  # noqa: E731
+    monkeypatch.setitem(bench.SUITES, "reads", quick)
+    result = CliRunner().invoke(app, ["bench", "reads", "--pairs", "3"])
+    assert result.exit_code == 0 and "sum / sum" in result.output
+    for words in (["bench", "nothing"], ["bench", "--pairs", "1"]):
+        assert CliRunner().invoke(app, words).exit_code == 2
