@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
 from t2lens.viz.labels import glyphs
 from t2lens.viz.panels import MASKED, NO_SOURCE, Panel, Scale, draw
-from t2lens.viz.payload import DEPTH, depth_range, ordered_reads, quantity_range
+from t2lens.viz.payload import DEPTH, column_meaning, depth_range, ordered_reads, quantity_range
 
 __all__ = ["depth_map", "grid_map", "plot", "sequence_map"]
 
@@ -145,7 +145,7 @@ def depth_map(
         scale,
         traces,
         axes=("source" if key == "weights" else "atom", "read"),
-        about=f"Row: a read. Column: {DEPTH[key][3]}.",
+        about=f"Row: a read. Column: {' or '.join(dict.fromkeys(column_meaning(one.dataset, key) for one in traces))}.",
         hover=("takes from", "read", shared["label"].lower()),
         difference=difference,
     )

@@ -50,6 +50,7 @@ from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
 __all__ = [
     "DEPTH",
     "MODES",
+    "column_meaning",
     "depth_range",
     "maps_payload",
     "ordered_reads",
@@ -209,14 +210,14 @@ def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> d
         "names": names,
         "columns": [np.flatnonzero(row).tolist() for row in exists],
         "values": pack(values[exists]),
-        "what": DEPTH[key][3] + (f" ({mean})" if (mean := _mean(data, key)) else ""),
+        "what": column_meaning(data, key),
     }
 
 
-def _mean(data: Any, key: str) -> str:
-    """What a coefficient is where it is not one number per token and atom, else ""."""
+def column_meaning(data: Any, key: str) -> str:
+    """What a column of one kind of read is, and what its coefficients are where they are not one number per atom."""
     kind = str(data[DEPTH[key][0]].attrs.get("coefficients", "scalar"))
-    return "" if kind == "scalar" else kind
+    return DEPTH[key][3] + ("" if kind == "scalar" else f" ({kind})")
 
 
 def ordered_reads(data: Any, key: str, source_atoms: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:

@@ -275,3 +275,10 @@ def test_a_long_prompt_thins_its_labels_but_not_its_cells():
     assert grids.layout.width < 1000
     assert looks.layout.height < 800
     assert "%{x}" in heat(looks)[0].hovertemplate
+
+
+def test_averaged_coefficients_are_called_that():
+    exact, averaged = spoken("ddl", PROMPT), spoken("ddl-cc", PROMPT)
+    assert "energy-weighted mean" not in caption(plot(exact, "mixing"))
+    assert "energy-weighted mean" in caption(plot(averaged, "mixing"))
+    assert "energy-weighted mean" not in caption(plot(averaged, "contribution_norm"))
