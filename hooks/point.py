@@ -201,6 +201,10 @@ class HookPoint(LensHookPoint):
             handle.user_hook = hook
         return handle
 
+    def add_perma_hook(self, hook: Callable, dir: Literal["fwd", "bwd"] = "fwd") -> LensHandle:  # type: ignore[override]
+        """As `add_hook`, for a hook that stays when hooks are reset."""
+        return self.add_hook(hook, dir, is_permanent=True)
+
     def remove_handles(self, handles: list[LensHandle]) -> None:
         """Remove these hooks of this hook point, and no other."""
         gone = {id(handle) for handle in handles}

@@ -163,6 +163,12 @@ class HookedRoot(HookedRootModule):
         added = self._attach(name, hook, dir, level, is_permanent=is_permanent, prepend=prepend)
         return [handle for _, handle in added]
 
+    def add_perma_hook(  # type: ignore[override]
+        self, name: NameFilter, hook: Callable, dir: Direction = "fwd"
+    ) -> list[LensHandle]:
+        """As `add_hook`, for hooks that `reset_hooks()` leaves unless told including_permanent=True."""
+        return self.add_hook(name, hook, dir, is_permanent=True)
+
     def list_hooks(self, *args: Any, **kwargs: Any) -> dict[str, list[LensHandle]]:
         """As in transformer_lens, without hooks that were removed through their torch handle."""
         listed = {}

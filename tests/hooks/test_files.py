@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from t2lens.hooks import ActivationCache, load_cache
-from tests.hooks.toy import FinalToy, Toy, tokens_of
+from tests.hooks.toy import FinalToy, Toy, same, tokens_of
 
 
 def names_in(folder: Path) -> list[str]:
@@ -40,7 +40,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, seed, dtype):
     _, cache = model.run_with_cache(tokens, dtype=dtype)
     cache.save(tmp_path / "cache.safetensors")
     loaded = load_cache(tmp_path / "cache.safetensors")
-    assert set(loaded) == set(cache) and loaded.has_batch_dim and torch.equal(loaded.tokens, tokens)
+    assert set(loaded) == set(cache) and loaded.has_batch_dim and same(loaded.tokens, tokens)
     assert all(loaded[n].dtype == dtype and torch.equal(loaded[n], cache[n]) for n in cache)
     assert loaded.info["labels"] == [model.to_str_tokens(row) for row in tokens]
     assert loaded.info["sources"] == model.sources()
@@ -48,7 +48,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, seed, dtype):
     assert loaded["hook_last"].shape == loaded[("out", -1)].shape and names_in(tmp_path) == ["cache.safetensors"]
     loaded.save(tmp_path / "again.safetensors")  # without a model, what was known is kept
     again = load_cache(tmp_path / "again.safetensors")
-    assert again.info == loaded.info and torch.equal(again.tokens, tokens)
+    assert again.info == loaded.info and same(again.tokens, tokens)
 
 
 def test_views_slices_and_shared_memory_are_written_once_each(tmp_path):

@@ -16,6 +16,7 @@ from transformer_lens import patching
 from transformer_lens.hook_points import HookPoint as LensHookPoint
 
 from t2lens.hooks import HookedRoot, HookPoint
+from tests.hooks.toy import same
 from tests.systems import SYSTEMS, random_tokens, tiny
 
 SYSTEM = pytest.mark.parametrize("system", SYSTEMS)
@@ -69,7 +70,7 @@ def test_t03_filters_of_all_kinds_cache_the_same(system):
     model = tiny(system)
     names = [name for name in model.hook_dict if "hook_depth_attn" in name or name.endswith("hook_scale")]
     _, expected = model.run_with_cache(TOKENS, names_filter=names)
-    for same in (
+    for alike in (
         tuple(names),
         set(names),
         dict.fromkeys(names),
@@ -77,7 +78,7 @@ def test_t03_filters_of_all_kinds_cache_the_same(system):
         names.__contains__,
         re.compile("hook_depth_attn|hook_scale$"),
     ):
-        _, cache = model.run_with_cache(TOKENS, names_filter=same)
+        _, cache = model.run_with_cache(TOKENS, names_filter=alike)
         assert set(cache) == set(names) and all(torch.equal(cache[n], expected[n]) for n in names)
     _, cache = model.run_with_cache(TOKENS, names_filter="*hook_scale")
     assert set(cache) == {name for name in names if name.endswith("hook_scale")}
@@ -215,7 +216,7 @@ def test_t13_a_saved_cache_holds_what_explains_it(system, tmp_path):
     loaded = load_cache(tmp_path / "c")
     assert all(torch.equal(loaded[n], cache[n]) and loaded[n].dtype == cache[n].dtype for n in cache)
     assert torch.bfloat16 in {value.dtype for value in loaded.values()}
-    assert loaded.info["sources"] == model.sources() and torch.equal(loaded.tokens, TOKENS.repeat(4, 3))
+    assert loaded.info["sources"] == model.sources() and same(loaded.tokens, TOKENS.repeat(4, 3))
 
 
 @SYSTEM
@@ -270,7 +271,7 @@ def test_t27_one_sequence_is_a_batch_of_one(system):
     model = tiny(system)
     out, cache = model.run_with_cache(TOKENS[0])
     batched, expected = model.run_with_cache(TOKENS)
-    assert torch.equal(out, batched) and torch.equal(cache.tokens, TOKENS)
+    assert torch.equal(out, batched) and same(cache.tokens, TOKENS)
     assert all(torch.equal(cache[n], expected[n]) for n in expected)
     single, cache = model.run_with_cache([7], remove_batch_dim=True)
     assert single.shape == (1, 1, 50) and cache["hook_embed"].shape == (1, 16)

@@ -75,7 +75,11 @@ def test_a_filter_of_another_kind_is_a_type_error(wrong):
 
 
 def test_only_full_names_are_exact():
-    assert exact_names(["hook_embed", "blocks.*", re.compile("x"), len, ("a", {"b"})]) == ["hook_embed", "a", "b"]
+    assert exact_names(["hook_embed", "blocks.*", re.compile("x"), str.isupper, ("a", {"b"})]) == [
+        "hook_embed",
+        "a",
+        "b",
+    ]
     assert exact_names(None) == []
 
 

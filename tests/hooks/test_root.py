@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_mount_makes_the_modules_on_the_way_and_uses_those_that_are_there():
         root.mount("blocks.1.ddl_attn.hook_dir", a_point())
         root.mount("hook_final", a_point())
 
-    root = Bare(build)
+    root: Any = Bare(build)
     assert set(root.hook_dict) == {"blocks.1.ddl_attn.hook_beta", "blocks.1.ddl_attn.hook_dir", "hook_final"}
     assert root.hook_dict["blocks.1.ddl_attn.hook_beta"].name == "blocks.1.ddl_attn.hook_beta"
     assert root.blocks[1].ddl_attn.hook_beta is root.hook_dict["blocks.1.ddl_attn.hook_beta"]
@@ -298,7 +299,11 @@ def test_several_passes_inside_one_context_are_no_double_firing():
 
 def test_a_named_hook_that_does_not_fire_raises():
     model, tokens = Toy(), tokens_of(0)
-    for hooks in ({"fwd_hooks": [("blocks.2.hook_out", double)]}, {"bwd_hooks": [("hook_last", double)]}):
+    named: list[dict[str, Any]] = [
+        {"fwd_hooks": [("blocks.2.hook_out", double)]},
+        {"bwd_hooks": [("hook_last", double)]},
+    ]
+    for hooks in named:
         with pytest.raises(KeyError, match="did not fire"):
             model.run_with_hooks(tokens, stop_at_layer=1, **hooks)
     model.run_with_hooks(tokens, stop_at_layer=1, fwd_hooks=[(lambda name: True, double)])

@@ -30,6 +30,7 @@ class Toy(HookedRoot):
     """embed -> blocks -> sum, with weights and shapes from a seed. `tokens` [batch, pos] or [pos]."""
 
     stop: Any = None
+    blocks: Any  # a ModuleList, whose items have no type
 
     def __init__(self, seed: int = 0, n_layers: int = 3):
         super().__init__()
@@ -53,7 +54,7 @@ class Toy(HookedRoot):
         x = self.hook_embed(self.embed[tokens if tokens.dim() == 2 else tokens[None]])
         written = [x]
         for layer, block in enumerate(self.blocks[:stop_at_layer]):
-            gate = block.depth.hook_gate(torch.stack([w.mean(-1) for w in written], dim=-1))  # type: ignore[union-attr]
+            gate = block.depth.hook_gate(torch.stack([w.mean(-1) for w in written], dim=-1))
             x = x + gate.sum(-1, keepdim=True) * block(x)
             x = self.after_block(x, layer)
             written.append(x)
@@ -97,3 +98,7 @@ def tokens_of(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     batch, pos = (int(n) for n in torch.randint(2, 6, (2,), generator=generator))
     return torch.randint(0, 11, (batch, pos), generator=generator)
+
+
+def same(found: Tensor | None, expected: Tensor) -> bool:
+    return found is not None and torch.equal(found, expected)
