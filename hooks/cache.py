@@ -314,6 +314,15 @@ def load_cache(path: str | os.PathLike[str]) -> ActivationCache:
     """Read a cache that `ActivationCache.save` wrote. It has no model; `info` has labels, shapes, sources.
 
     Raises ValueError when the file is not a whole safetensors file of this kind.
+
+    Example:
+        >>> import tempfile
+        >>> cache = ActivationCache({"hook_x": torch.ones(1, 2, 3)}, None, tokens=torch.tensor([[7, 9]]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache.save(f"{folder}/cache.safetensors")
+        ...     loaded = load_cache(f"{folder}/cache.safetensors")
+        >>> loaded["hook_x"].shape, loaded.tokens.tolist()
+        (torch.Size([1, 2, 3]), [[7, 9]])
     """
     tensors, info = read_tensors(path)
     tokens = info.pop("tokens", None)

@@ -49,6 +49,11 @@ def resolve_names(names_filter: NameFilter, names: Collection[str]) -> list[str]
     Raises:
         KeyError: a part matches nothing (the message lists the nearest names), or the iterable is empty.
         TypeError: the filter is none of the above.
+
+    Example:
+        >>> names = ["hook_embed", "blocks.0.hook_attn_out", "blocks.1.hook_attn_out", "blocks.1.hook_mlp_out"]
+        >>> resolve_names(["blocks.1.*", "hook_embed"], names)
+        ['hook_embed', 'blocks.1.hook_attn_out', 'blocks.1.hook_mlp_out']
     """
     if names_filter is None:
         return list(names)

@@ -94,6 +94,16 @@ class HookPoint(LensHookPoint):
     `pos_dim` is the axis that `pos_slice` cuts (the word "pos" or "query_pos" of the shape), None when there
     is none. `active` is True while anything is attached: forward or backward, through our methods or torch's own
     (but hooks that torch holds for all modules at once miss an idle hook point).
+
+    Example:
+        >>> import torch
+        >>> point = HookPoint(shape="batch pos d_model", meaning="what the block reads")
+        >>> handle = point.add_hook(lambda tensor, hook: tensor * 0)
+        >>> point(torch.ones(1, 2, 3)).sum().item()
+        0.0
+        >>> point.remove_hooks()
+        >>> point(torch.ones(1, 2, 3)).sum().item()
+        6.0
     """
 
     active: bool = False

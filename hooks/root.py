@@ -38,6 +38,29 @@ class HookedRoot(HookedRootModule):
             helpers of transformer_lens are exact; elsewhere they raise `NotAdditiveError`.
         hooked_tensors_are_final: no tensor is modified in place after its hook point, so that caching need
             not copy. Every cached run verifies it.
+
+    Example:
+        >>> class Tiny(HookedRoot):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed = nn.Embedding(10, 4)
+        ...         self.hook_embed = HookPoint(shape="batch pos d_model", meaning="token embedding")
+        ...         self.setup()
+        ...
+        ...     def forward(self, tokens):
+        ...         return self.hook_embed(self.embed(tokens)).sum(-1)
+        >>> model = Tiny()
+        >>> out, cache = model.run_with_cache(torch.tensor([[1, 2, 3]]), pos_slice=-1)
+        >>> cache["hook_embed"].shape
+        torch.Size([1, 1, 4])
+        >>> model.run_with_hooks(torch.tensor([[1]]), fwd_hooks=[("*embed", lambda x, hook: x * 0)]).item()
+        0.0
+        >>> model.describe_hooks()
+        name        shape              meaning          unit
+        hook_embed  batch pos d_model  token embedding
+        >>> model.run_with_cache(torch.tensor([[1]]), names_filter="embd")
+        Traceback (most recent call last):
+        KeyError: "'embd' is not a hook point in this model; did you mean 'hook_embed'?"
     """
 
     stream_is_additive: bool = False
