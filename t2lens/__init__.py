@@ -39,7 +39,22 @@ _HOMES = {
     "verify": "t2lens.verification",
 }
 
-__all__ = [*_HOMES, "__version__", "config", "residual"]
+__all__ = [
+    "ModelConfig",
+    "Trace",
+    "__version__",
+    "build",
+    "config",
+    "contributions",
+    "duality",
+    "list_models",
+    "load",
+    "load_trace",
+    "mixing_matrix",
+    "residual",
+    "trace",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,8 @@ __all__ = [
     "mixing_matrix",
 ]
 
+_TOLERANCE = 0.1  # of a read, far above rounding, in half precision too
+
 
 @dataclass
 class Step:
@@ -196,7 +198,8 @@ def contributions(
         form: as in `mixing_matrix`.
 
     Raises:
-        KeyError: no such read (the message lists them). ValueError: no such form.
+        KeyError: no such read (the message lists them). ValueError: no such form, or a hook that is attached edits the
+            stream or the read itself, so that no sum of writes gives it.
 
     Example:
         >>> import t2lens
@@ -213,5 +216,12 @@ def contributions_of(residual: ResidualSystem, record: ForwardRecord, read: str,
     wanted = record.step(read)
     for step, share in contributions_by_read(residual, record, form):
         if step is wanted:
+            error = float((share.sum(dim=0) - step.read).abs().max() / step.read.abs().max().clamp(min=1e-30))
+            if error > _TOLERANCE:
+                raise ValueError(
+                    f"The contributions miss the read {read!r} by {error:.0%}: a hook edits the stream or the read "
+                    "itself (hook_resid_*, hook_read_*), where no write accounts for it; edit depth weights, gates or "
+                    "atoms instead."
+                )
             return share.movedim(0, -2)
     raise AssertionError("a recorded step is always visited")

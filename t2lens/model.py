@@ -143,7 +143,11 @@ class Transformer(TextInterface, HookedRoot):
         Raises:
             ValueError: empty input, a token id outside the vocabulary, more than the context, a mask of another shape.
         """
+        if return_type not in ("logits", "loss", "both"):
+            raise ValueError(f"return_type must be logits, loss or both, not {return_type!r}.")
         tokens, mask = self.prepare(input, attention_mask, n_seen=cache.n_seen if cache else 0)
+        if return_type != "logits" and tokens.shape[1] < 2:
+            raise ValueError("A next-token loss needs at least two tokens.")
         places = Places.of(tokens, mask, cache)
         embed = self.embed(tokens)
         embed = self.hook_embed(embed if mask is None else embed * mask.unsqueeze(-1).to(embed.dtype))
@@ -184,11 +188,12 @@ class Transformer(TextInterface, HookedRoot):
         return state
 
     def _depth(self, stop_at_layer: int | None) -> int:
+        n = self.cfg.n_layers
         if stop_at_layer is None:
-            return self.cfg.n_layers
-        if not 0 <= stop_at_layer <= self.cfg.n_layers:
-            raise ValueError(f"stop_at_layer must lie in 0..{self.cfg.n_layers}, not {stop_at_layer}.")
-        return stop_at_layer
+            return n
+        if not -n <= stop_at_layer <= n:
+            raise ValueError(f"stop_at_layer must lie in 0..{n} (or count from the end), not {stop_at_layer}.")
+        return stop_at_layer % n if stop_at_layer < 0 else stop_at_layer
 
     # --- accounting
     @torch.no_grad()

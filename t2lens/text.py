@@ -46,8 +46,8 @@ class TextInterface:
                 raise ValueError("Texts bring their own mask: give attention_mask with token ids only.")
             tokens, mask = self._pad([self._encode(t) for t in ([input] if isinstance(input, str) else input)])
         else:
-            tokens = torch.as_tensor(input, device=self._device())
-            mask = None if attention_mask is None else torch.as_tensor(attention_mask, device=tokens.device)
+            tokens = _tensor(input, self._device(), "Tokens")
+            mask = None if attention_mask is None else _tensor(attention_mask, tokens.device, "attention_mask")
         if tokens.ndim == 1:
             tokens, mask = tokens[None], mask[None] if mask is not None and mask.ndim == 1 else mask
         if tokens.ndim != 2 or tokens.numel() == 0:
@@ -150,9 +150,10 @@ class TextInterface:
 
         temperature 0 takes the likeliest token; otherwise samples from a generator seeded with `seed`. Rows of a batch
         of unequal lengths must be padded on the left (a list of texts is). Generation ends early at the context limit,
-        or when every row has produced `stop_at`. `use_cache=False` runs a full pass per token: the same numbers.
+        or when every row has produced `stop_at`, which a row that has stopped repeats. `use_cache=False` runs a full
+        pass per token: the same numbers.
         """
-        if max_new_tokens < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+        if max_new_tokens < 0 or not temperature >= 0 or (top_k is not None and top_k < 1):
             raise ValueError("generate needs max_new_tokens >= 0, temperature >= 0 and top_k >= 1.")
         tokens, mask = self.prepare(input, attention_mask)
         if mask is not None and not bool(mask[:, -1].all()):
@@ -167,18 +168,29 @@ class TextInterface:
             else:
                 logits = self.forward(tokens, mask)[:, -1]  # type: ignore[attr-defined]
             step = _choose(logits.float(), temperature, top_k, generator)
+            if stop_at is not None:
+                step[done] = stop_at
             tokens = torch.cat([tokens, step], dim=1)
             if mask is not None:
                 mask = torch.cat([mask, torch.ones_like(step, dtype=torch.bool)], dim=1)
-            done |= step[:, 0] == stop_at if stop_at is not None else False
-            if bool(done.all()):
-                break
+            if stop_at is not None:
+                done |= step[:, 0] == stop_at
+                if bool(done.all()):
+                    break
         if isinstance(input, str):
             return self.to_string(tokens[0])
         if isinstance(input, Sequence) and len(input) and isinstance(input[0], str):
             keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
             return [self.to_string(row[real]) for row, real in zip(tokens, keep, strict=True)]
         return tokens
+
+
+def _tensor(values: Any, device: torch.device, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        given = type(values).__name__
+        raise ValueError(f"{what} must be numbers in rows of one length, [batch, pos]; this {given} is not.") from None
 
 
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:

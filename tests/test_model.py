@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import t2lens
 from t2lens.config import Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes
+from t2lens.sublayers import DecodingCache
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
 GOLDEN = Path(__file__).parent / "data" / "hook_names.txt"
@@ -212,3 +214,38 @@ def test_an_edit_in_place_is_noticed_in_every_mode(mode):
         with model.hooks(fwd_hooks=[(name, blank)]):
             _, edited = model.run_with_cache(tokens)
     assert cache[name].any() and not edited[name].any() and not edited["blocks.1.attn.hook_z"].any()
+
+
+def test_odd_arguments_get_one_sentence():
+    model = tiny("standard")
+    for call, words in (
+        (lambda: model(None), "rows of one length"),
+        (lambda: model([[0, 1], [2]]), "rows of one length"),
+        (lambda: model([0, 1], "x"), "attention_mask must be numbers"),
+        (lambda: model([0, 1], return_type="x"), "logits, loss or both"),
+        (lambda: model([0], return_type="loss"), "at least two tokens"),
+        (lambda: model.generate([0, 1], temperature=float("nan")), "temperature"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    cache = DecodingCache()
+    model([[0, 1]], cache=cache)
+    with pytest.raises(ValueError, match="batch of 1; these tokens are a batch of 2"):
+        model([[0], [1]], cache=cache)
+    assert torch.equal(model([0, 1, 2], stop_at_layer=-1), model([0, 1, 2], stop_at_layer=2))
+
+
+def test_a_row_that_stopped_repeats_the_stop_token():
+    model, prompt = tiny("standard", 3), torch.tensor([[0, 7], [9, 2]])
+    free = model.generate(prompt, 12, seed=1)
+    stop = int(free[0, 3])
+    stopped = model.generate(prompt, 12, seed=1, stop_at=stop)
+    assert (stopped[0, 3:] == stop).all() and stopped.shape[1] > 4
+
+
+@pytest.mark.parametrize("name", ["blocks.1.hook_read_mlp", "blocks.1.hook_resid_pre"])
+def test_contributions_refuse_what_no_write_accounts_for(name):
+    model, tokens = tiny("standard"), random_tokens(2)
+    model.add_hook(name, lambda x, hook: x + 5.0)
+    with pytest.raises(ValueError, match="no write accounts for it"):
+        t2lens.contributions(model, tokens, read="1.mlp")

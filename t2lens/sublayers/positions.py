@@ -41,6 +41,10 @@ class Places:
         """Positions of `tokens` [B, T] under `attention_mask` [B, T] (None: all real), after what `cache` has seen."""
         mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         seen = cache.valid if cache is not None and cache.valid is not None else mask[:, :0]
+        if len(seen) != len(mask):
+            raise ValueError(
+                f"The decoding cache has seen a batch of {len(seen)}; these tokens are a batch of {len(mask)}."
+            )
         every = torch.cat([seen, mask], dim=1)
         index = (every.cumsum(dim=1) - 1).clamp(min=0)[:, seen.shape[1] :]
         if cache is not None:
