@@ -22,11 +22,9 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/t2lens app
 
-# Timing tests measure one thing against another, so they come first and alone; everything else shares two workers.
-# One thread each: the models under test are tiny.
+# One thread each: the models under test are tiny, and two workers share the cores.
 test: browser $(VENV)/.ready-dev lint
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -m timing || [ $$? -eq 5 ]  # 5: no such test
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -m "not timing" -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.ready-dev
 	@$(PY) -m ruff format --check .
