@@ -148,17 +148,19 @@ def train(
     system: Annotated[str, typer.Option(help="A recipe, named like the bundled models.")] = MODEL,
     tokens: Annotated[int | None, typer.Option(help="Training tokens.")] = None,
     rows: Annotated[int | None, typer.Option(help="Windows per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate of AdamW.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak rate of vectors and the residual system (AdamW).")] = None,
+    embed_lr: Annotated[float | None, typer.Option(help="Peak rate of the embedding (AdamW).")] = None,
+    matrix_lr: Annotated[float | None, typer.Option(help="Peak rate of the matrices of the blocks (Muon).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the weights and of the order of the data.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 for faster arithmetic.")] = "float32",
+    precision: Annotated[str, typer.Option(help="Of the arithmetic: float32, or bfloat16 (autocast).")] = "float32",
 ) -> None:
     """Train a small model on any folder of text. Killed at any moment, the same command goes on where it stopped."""
     with _sentences():
         from t2lens.zoo.recipes import Budget
         from t2lens.zoo.training import train as run
 
-        given = {"tokens": tokens, "rows": rows, "lr": lr, "seed": seed}
+        given = {"tokens": tokens, "rows": rows, "lr": lr, "embed_lr": embed_lr, "matrix_lr": matrix_lr, "seed": seed}
         budget = Budget(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
         made = run(system, folder, out, budget=budget, threads=threads, precision=precision)  # type: ignore[arg-type]
     typer.echo(f"Wrote {made}. Try: t2lens trace TEXT --model {made}")
