@@ -324,3 +324,13 @@ def test_a_deleted_cache_is_freed_at_once():
             FiresTwice().run_with_cache(tokens_of(0))
     finally:
         gc.enable()
+
+
+def test_a_gradient_is_of_what_went_through_the_point_and_not_of_what_went_around_it():
+    class Around(Toy):
+        def forward(self, tokens, return_type="loss", stop_at_layer=None):
+            x = self.embed[tokens]
+            return (x + 2 * self.hook_embed(x)).sum()
+
+    _, cache = Around().run_with_cache(tokens_of(0), incl_bwd=True)
+    assert (cache["hook_embed_grad"] == 2).all()
