@@ -18,7 +18,7 @@ from transformer_lens.hook_points import LensHandle
 from .cache import ActivationCache
 from .capture import Capture
 from .describe import HookRow, HookTable
-from .names import NameFilter, count_layers, layer_of, select_names
+from .names import NameFilter, select_names
 from .point import HookPoint, forward_pass
 
 Direction = Literal["fwd", "bwd"]
@@ -281,7 +281,7 @@ class HookedRoot(HookedRootModule):
         Args:
             names_filter: which hook points: a name, a glob, a compiled pattern, a predicate, or an iterable
                 of these; None for all.
-            stop_at_layer: passed on to `forward`; hook points of later blocks are not asked for.
+            stop_at_layer: passed on to `forward`; what is not run is not cached.
             device, dtype: of the cached tensors (dtype: floating point ones); the model stays as it is.
             pos_slice: positions to keep: int, (start, stop[, step]), list, or transformer_lens Slice. Copied,
                 so that the rest is freed.
@@ -304,10 +304,6 @@ class HookedRoot(HookedRootModule):
         names, exact = select_names(names_filter, self.hook_dict)
         if stop_at_layer is not None:
             model_kwargs["stop_at_layer"] = stop_at_layer
-            stop = stop_at_layer if stop_at_layer >= 0 else stop_at_layer + count_layers(self.hook_dict)
-            beyond = {name for name in names if (layer := layer_of(name)) is not None and layer >= stop}
-            _refuse_unreached([name for name in exact if name in beyond], stop_at_layer)
-            names = [name for name in names if name not in beyond]
         if incl_bwd and not torch.is_grad_enabled():
             raise ValueError("incl_bwd=True needs gradients, but they are off here (no_grad or inference_mode).")
         points = [self.hook_dict[name] for name in names]
