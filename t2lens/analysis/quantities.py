@@ -124,9 +124,13 @@ def _nothing(trace: Any, about: Quantity, why: str) -> Grid:
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """Shannon entropy in nats over the last axis; NaN entries are no part of it, and 0 log 0 is 0."""
+    """Shannon entropy in nats over the last axis; NaN entries are no part of it, and 0 log 0 is 0.
+
+    Below 1e-12 it is rounding of a single source, and 0.
+    """
     there = np.isfinite(p) & (p > 0)
-    return np.where(there, -p * np.log(np.where(there, p, 1)), 0).sum(-1)
+    entropy = np.where(there, -p * np.log(np.where(there, p, 1)), 0).sum(-1)
+    return np.where(np.abs(entropy) < 1e-12, 0, entropy)
 
 
 def _shares(trace: Any) -> np.ndarray:

@@ -198,6 +198,7 @@ class View {
     select.value = this.view[key];
     select.onchange = () => {
       this.view[key] = select.value;
+      this.tip.style.display = "none"; // it tells of the quantity before
       this.draw();
       this.onSelect("show", { quantity: this.view.quantity, depth: this.view.depth, head: this.view.head });
     };
@@ -245,6 +246,8 @@ class View {
     Object.assign(this.view, cell);
     const { panel, pos, site } = this.view;
     if (panel === p0 && pos === t0 && site === s0) return;
+    const hint = this.sheet.querySelector(".hint");
+    if (hint) hint.style.visibility = "hidden"; // it speaks of the node before; its place stays
     if (!later) this.trail = [...this.trail.slice(-3), { panel: p0, pos: t0, site: s0 }];
     this.draw();
     clearTimeout(this.timer);
@@ -272,6 +275,7 @@ class View {
     }[e.key];
     if (!to) return;
     e.preventDefault();
+    this.tip.style.display = "none";
     const c = Math.max(0, Math.min(p.T - 1, to[0])),
       r = Math.max(0, Math.min(p.rows.length - 1, to[1]));
     this.select({ panel: m.i, pos: c, site: p.rows[r] }, true);

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from t2lens.zoo.text import encode_split, read_corpus
 from t2lens.zoo.tokenizer import Tokenizer
 
 Precision = Literal["float32", "bfloat16"]
+CHECKPOINT_SECONDS = 20.0  # a kill costs at most this, or checkpoint_every steps
 N_CURVE = 20  # points of the loss curve in the record
 CURVE_ROWS = 32  # validation windows behind each point; the final loss uses all
 EVAL_ROWS = 8
@@ -54,7 +55,8 @@ def train(
     """Train one model and write its folder (config, bf16 weights, tokenizer, record), which `t2lens.load` reads.
 
     Args:
-        recipe_or_config: name of a bundled recipe (`recipes.RECIPES`) or a config; its d_vocab must fit the tokenizer.
+        recipe_or_config: name of a bundled recipe (`recipes.RECIPES`; a short corpus makes its vocabulary smaller) or a
+            config, whose d_vocab must fit the tokenizer.
         corpus_folder: every .txt file below it is read; the last 5% of each is held out.
         out_folder: must not exist. The unfinished run lives beside it in `<out_folder>.run`, which goes when it ends;
             the same call goes on with it.
@@ -62,7 +64,7 @@ def train(
         tokenizer: by default one trained on the training part of the corpus with the d_vocab of the config.
         precision: of the arithmetic (bfloat16: autocast); weights and optimizer stay float32.
         threads: CPU threads; torch's own choice by default.
-        checkpoint_every: steps between checkpoints.
+        checkpoint_every: steps between checkpoints; on a slow machine they come at least every 20 seconds.
 
     Returns: the path of the model folder.
 
@@ -87,6 +89,8 @@ def train(
     corpus = read_corpus(corpus_folder)
     if tokenizer is None:
         tokenizer = Tokenizer.train(corpus.texts("train"), cfg.d_vocab)
+        if tokenizer.n_vocab < cfg.d_vocab and isinstance(recipe_or_config, str):
+            cfg = replace(cfg, d_vocab=tokenizer.n_vocab)  # a short corpus has fewer pieces than the recipe asks for
         if tokenizer.n_vocab < cfg.d_vocab:
             raise ValueError(
                 f"The corpus {str(corpus_folder)!r} is too short: it gives a vocabulary of {tokenizer.n_vocab} entries "
@@ -214,7 +218,7 @@ def _fit(
     if precision == "bfloat16":
         context = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
     groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    started = time.monotonic() - state["wall_s"]
+    started, saved = time.monotonic() - state["wall_s"], time.monotonic()
     with Progress(steps, state["step"], budget.rows * (n_ctx - 1)) as progress:
         for step in range(state["step"], steps):
             for group, full in groups:
@@ -238,8 +242,10 @@ def _fit(
                 }
                 state["curve"], state["sum"], state["count"] = [*state["curve"], point], 0.0, 0
             state["wall_s"] = time.monotonic() - started
-            if (step + 1) % checkpoint_every == 0 or step + 1 == steps:
+            overdue = time.monotonic() - saved > CHECKPOINT_SECONDS
+            if (step + 1) % checkpoint_every == 0 or step + 1 == steps or overdue:
                 write_checkpoint(run_folder, model, optimizers, state)
+                saved = time.monotonic()
             progress.update(step + 1, value, state["curve"][-1]["validation_loss"] if state["curve"] else None)
 
 
