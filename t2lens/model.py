@@ -273,7 +273,7 @@ class Transformer(TextInterface, HookedRoot):
 
 def _own(read: Tensor, point: HookPoint) -> Tensor:
     """A copy where a hook may write into the read, which can be the carried state itself: that must stay as it is."""
-    return read.clone() if point.fwd_hooks else read
+    return read.clone() if point.may_edit else read
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:

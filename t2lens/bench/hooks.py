@@ -29,7 +29,7 @@ _DEPTH = ("*hook_depth_attn*", "*hook_beta", "*hook_scale")
 class _Bare(nn.Module):
     """Stands where a hook point stood. Its call is one Python function, the least a name in the code can cost."""
 
-    active = False
+    active = may_edit = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x
