@@ -16,7 +16,7 @@ from transformer_lens.hook_points import HookPoint as LensHookPoint
 from transformer_lens.hook_points import LensHandle
 
 from .cache import ActivationCache
-from .capture import Capture
+from .capture import Capture, keep_freed_memory
 from .describe import HookRow, HookTable
 from .names import NameFilter, select_names
 from .point import HookPoint, forward_pass
@@ -309,6 +309,7 @@ class HookedRoot(HookedRootModule):
         points = [self.hook_dict[name] for name in names]
         # A user's hook may edit in place, so only in an otherwise idle model may tensors be kept uncopied.
         alias = self.hooked_tensors_are_final and not any(point.active for point in self.hook_points())
+        keep_freed_memory()
         capture = Capture(
             {},
             alias=alias,

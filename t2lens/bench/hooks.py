@@ -1,8 +1,7 @@
 """What hook points cost: idle, when everything is cached, and when only depth weights, gates and norms are.
 
 A cache of everything keeps some 100 MB that a plain pass would reuse, so its ratio is mostly the price of fresh memory
-pages, which differs tenfold between machines. With MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 1073741824
-glibc keeps its pages, and the ratio is that of the hooks.
+pages, which differs tenfold between machines and allocators (`t2lens.hooks.capture.keep_freed_memory`).
 """
 
 from __future__ import annotations

@@ -334,3 +334,25 @@ def test_a_gradient_is_of_what_went_through_the_point_and_not_of_what_went_aroun
 
     _, cache = Around().run_with_cache(tokens_of(0), incl_bwd=True)
     assert (cache["hook_embed_grad"] == 2).all()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(monkeypatch, asked):
+    from t2lens.hooks import capture
+
+    calls = []
+
+    class Libc:
+        gnu_get_libc_version = staticmethod(str)
+        mallopt = staticmethod(lambda *given: calls.append(given))
+
+    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: Libc)
+    monkeypatch.setattr(capture.sys, "platform", "linux")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    if asked:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    capture.keep_freed_memory.cache_clear()
+    capture.keep_freed_memory()
+    capture.keep_freed_memory()
+    capture.keep_freed_memory.cache_clear()
+    assert calls == ([] if asked else [(-1, 2**28)])
