@@ -21,7 +21,8 @@ def keep_freed_memory() -> None:
     """Ask glibc, once per process, to keep up to 256 MB of freed memory in place of giving it back to the system.
 
     A cache holds what a plain pass would reuse at once, and when it goes, glibc returns those pages; the next cached
-    run then pays for every page anew, which costs more than all the hooks. MALLOC_TRIM_THRESHOLD_ in the environment wins.
+    run then pays for every page anew, which costs more than all the hooks. A MALLOC_TRIM_THRESHOLD_ in the environment
+    wins.
     """
     if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return
