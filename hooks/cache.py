@@ -186,7 +186,7 @@ class ActivationCache(LensCache):
         parts = self.apply_ln_to_stack(
             residual_stack, layer=-1, pos_slice=pos_slice, batch_slice=rows, has_batch_dim=has_batch_dim
         )
-        if self.model.cfg.normalization_type in ("LN", "RMS"):  # the weight is not folded into W_U
+        if self.model.ln_final.w is not None:  # it is not folded into W_U
             parts = parts * self.model.ln_final.w
         per_row = has_batch_dim and rows.mode != "int" and parts.ndim == 4 and directions.ndim == 2
         if per_row and directions.shape[0] == parts.shape[1]:

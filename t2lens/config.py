@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 __all__ = [
+    "MLP",
     "Attention",
     "ModelConfig",
+    "Norm",
     "ResidualConfig",
+    "Rope",
     "ShortSWA",
-    "SwiGLU",
 ]
 
 
@@ -36,28 +38,83 @@ def check_one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Causal self-attention over positions: GQA, RoPE, optional QK norm (RMSNorm per head, before RoPE)."""
+class Norm:
+    """w * x / sqrt(mean(x^2) + eps) + b ("rms"), the same of x - mean(x) ("layer"), or w * x + b alone ("none")."""
 
+    kind: Literal["rms", "layer", "none"] = "rms"
+    weight: bool = True
+    bias: bool = False
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_one_of(self, "kind", ("rms", "layer", "none"))
+        if not self.eps > 0:
+            raise ValueError(f"Norm.eps must be positive, not {self.eps}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions: pair i of the first n_dims entries of a head turns by position * base^(-2i / n_dims).
+
+    layout: which entries make a pair, (i, i + n_dims/2) for "half" or (2i, 2i + 1) for "interleaved".
+    table: precision to which cosines and sines are rounded; some published models need it. "exact": none.
+    """
+
+    base: float = 10_000.0
+    n_dims: int | None = None  # None: the whole head
+    layout: Literal["half", "interleaved"] = "half"
+    table: Literal["exact", "float32", "bfloat16", "float16"] = "exact"
+
+    def __post_init__(self) -> None:
+        check_one_of(self, "layout", ("half", "interleaved"))
+        check_one_of(self, "table", ("exact", "float32", "bfloat16", "float16"))
+        if self.n_dims is not None:
+            check_positive(self, "n_dims")
+            if self.n_dims % 2:
+                raise ValueError(f"Rope.n_dims must be even, not {self.n_dims}.")
+        if not self.base > 0:
+            raise ValueError(f"Rope.base must be positive, not {self.base}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Self-attention over positions: GQA, rotary positions, optional QK norm and biases.
+
+    qk_norm: RMSNorm of queries and keys, per head before RoPE ("head") or after it ("head_after_rope"), or over all
+    heads joined, before RoPE ("joined").
+    """
+
+    kind: ClassVar[str] = "softmax"  # names the class in files
+    parts: ClassVar[dict[str, type]] = {"rope": Rope}
     n_heads: int = 4
     n_kv_heads: int = 4
     d_head: int = 32
-    qk_norm: bool = False
-    rope_base: float = 10_000.0
+    qk_norm: Literal["none", "head", "head_after_rope", "joined"] = "none"
+    rope: Rope | None = Rope()
     window: int | None = None  # None: the whole past; an integer w: positions t-w+1 .. t
+    bias: bool = False  # of all four projections
+    causal: bool = True
 
     def __post_init__(self) -> None:
         check_positive(self, "n_heads", "n_kv_heads", "d_head")
+        check_one_of(self, "qk_norm", ("none", "head", "head_after_rope", "joined"))
         if self.window is not None:
             check_positive(self, "window")
+            if not self.causal:
+                raise ValueError(f"{type(self).__name__}: a window needs causal attention.")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"{type(self).__name__}: n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})."
             )
-        if self.d_head % 2:
+        if self.rope is None:
+            return
+        if self.rope.n_dims is None and self.d_head % 2:
             raise ValueError(f"{type(self).__name__}: RoPE needs an even d_head, not {self.d_head}.")
-        if not self.rope_base > 0:
-            raise ValueError(f"{type(self).__name__}: rope_base must be positive, not {self.rope_base}.")
+        if (self.rope.n_dims or 0) > self.d_head:
+            raise ValueError(
+                f"{type(self).__name__}: RoPE turns {self.rope.n_dims} entries of heads of {self.d_head}, "
+                "which is more than there are."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +134,30 @@ class ShortSWA(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwiGLU:
-    """W_out (silu(W_gate x) * W_in x), bias-free."""
+class MLP:
+    """W_out act(W_in x), or gated: W_out (act(W_gate x) * W_in x); SwiGLU unless another act is given.
 
-    d_mlp: int = 256
+    d_mlp: one width, or one per layer. mid_norm: a LayerNorm without affine on the neurons.
+    """
+
+    d_mlp: int | tuple[int, ...] = 256
+    act: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
+    gated: bool = True
+    bias: bool = False
+    mid_norm: Norm | None = None
+    parts: ClassVar[dict[str, type]] = {"mid_norm": Norm}
 
     def __post_init__(self) -> None:
-        check_positive(self, "d_mlp")
+        if isinstance(self.d_mlp, list):  # as JSON has it
+            object.__setattr__(self, "d_mlp", tuple(self.d_mlp))
+        widths = self.d_mlp if isinstance(self.d_mlp, tuple) else (self.d_mlp,)
+        for width in widths:
+            if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+                raise ValueError(f"MLP.d_mlp must be a whole number of at least 1 (or one per layer), not {width!r}.")
+        check_one_of(self, "act", ("silu", "gelu", "gelu_tanh", "relu2"))
+
+    def width(self, layer: int) -> int:
+        return self.d_mlp[layer] if isinstance(self.d_mlp, tuple) else self.d_mlp
 
 
 # --- the depth axis ----------------------------------------------------------------------------------------------
@@ -105,7 +179,11 @@ class ResidualConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A pre-norm decoder: RMSNorm, attention, SwiGLU, an optional local mixer, and one residual system.
+    """A pre-norm transformer: norms, attention, MLP, an optional local mixer, and one residual system.
+
+    block: "sequential", or "parallel" where all sublayers of a block read the same state, before any of them writes.
+    positions: "none" (they are in the attention) or "learned" (a table of n_ctx rows, part of the atom embed).
+    head: "linear", or "mlm" (dense, GELU, LayerNorm, then the linear head: not linear in the last read).
 
     The properties below the fields (n_heads, d_head, d_mlp, normalization_type, ...) are the names under which
     transformer-lens tools look these values up.
@@ -117,20 +195,42 @@ class ModelConfig:
     n_layers: int
     attention: Attention = field(default_factory=Attention)
     local: ShortSWA | None = None
-    mlp: SwiGLU = field(default_factory=SwiGLU)
+    mlp: MLP = field(default_factory=MLP)
     residual: ResidualConfig = field(default_factory=lambda: residual_kinds()["standard"]())
-    norm_eps: float = 1e-5
+    norm: Norm = Norm()
+    final_norm: Norm | None = None  # None: as norm
+    embed_norm: Norm | None = None  # None: no norm
+    positions: Literal["none", "learned"] = "none"
+    block: Literal["sequential", "parallel"] = "sequential"
+    head: Literal["linear", "mlm"] = "linear"
+    head_bias: bool = False
     tied: bool = True
+    parts: ClassVar[dict[str, type]] = {
+        "attention": Attention, "local": ShortSWA, "mlp": MLP,
+        "norm": Norm, "final_norm": Norm, "embed_norm": Norm,
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         check_positive(self, "d_vocab", "n_ctx", "d_model", "n_layers")
-        for name, part in (("attention", Attention), ("mlp", SwiGLU), ("residual", ResidualConfig)):
+        for name, part in (("attention", Attention), ("mlp", MLP), ("residual", ResidualConfig), ("norm", Norm)):
             if not isinstance(value := getattr(self, name), part):
                 raise ValueError(f"ModelConfig.{name} must be a {part.__name__}, not {value!r}.")
-        if not isinstance(self.local, ShortSWA | None):
-            raise ValueError(f"ModelConfig.local must be a ShortSWA or None, not {self.local!r}.")
-        if not self.norm_eps > 0:
-            raise ValueError(f"ModelConfig: norm_eps must be positive, not {self.norm_eps}.")
+        for name, part in (("local", ShortSWA), ("final_norm", Norm), ("embed_norm", Norm)):
+            if not isinstance(value := getattr(self, name), part | None):
+                raise ValueError(f"ModelConfig.{name} must be a {part.__name__} or None, not {value!r}.")
+        check_one_of(self, "positions", ("none", "learned"))
+        check_one_of(self, "block", ("sequential", "parallel"))
+        check_one_of(self, "head", ("linear", "mlm"))
+        if isinstance(self.mlp.d_mlp, tuple) and len(self.mlp.d_mlp) != self.n_layers:
+            raise ValueError(f"MLP.d_mlp has {len(self.mlp.d_mlp)} widths for {self.n_layers} layers.")
+
+    @property
+    def causal(self) -> bool:
+        return self.attention.causal
+
+    @property
+    def norm_eps(self) -> float:
+        return self.norm.eps
 
     @property
     def n_heads(self) -> int:
@@ -146,15 +246,16 @@ class ModelConfig:
 
     @property
     def d_mlp(self) -> int:
-        return self.mlp.d_mlp
+        """The MLP's width; the largest where it differs between layers."""
+        return max(self.mlp.d_mlp) if isinstance(self.mlp.d_mlp, tuple) else self.mlp.d_mlp
 
     @property
     def normalization_type(self) -> str:
-        return "RMS"
+        return {"rms": "RMS", "layer": "LN", "none": "none"}[(self.final_norm or self.norm).kind]
 
     @property
     def act_fn(self) -> str:
-        return "silu"
+        return self.mlp.act
 
     @property
     def attn_only(self) -> bool:
@@ -162,7 +263,7 @@ class ModelConfig:
 
     @property
     def positional_embedding_type(self) -> str:
-        return "rotary"
+        return "standard" if self.positions == "learned" else "rotary"
 
     @property
     def device(self) -> None:
@@ -178,6 +279,7 @@ class ModelConfig:
         """JSON-able form; the residual system carries its kind."""
         out = asdict(self)
         out["residual"] = {"kind": self.residual.kind, **out["residual"]}
+        out["attention"] = {"kind": self.attention.kind, **out["attention"]}
         return out
 
     @classmethod
@@ -192,9 +294,12 @@ class ModelConfig:
         if kind not in known:
             raise ValueError(f"Unknown residual system {kind!r}; known systems are {', '.join(known)}.")
         data["residual"] = _build(known[kind], residual)
-        for name, part in (("attention", Attention), ("local", ShortSWA), ("mlp", SwiGLU)):
-            if isinstance(data.get(name), dict):
-                data[name] = _build(part, data[name])
+        if isinstance(attention := data.get("attention"), dict):
+            attention = dict(attention)
+            kind, known = attention.pop("kind", Attention.kind), {c.kind: c for c in (Attention,)}
+            if kind not in known:
+                raise ValueError(f"Unknown kind of attention {kind!r}; known kinds are {', '.join(known)}.")
+            data["attention"] = _build(known[kind], attention)
         return _build(cls, data)
 
 
@@ -215,4 +320,7 @@ def _build(cls: type, data: dict[str, Any]) -> Any:
     missing = [n for n, f in known.items() if n not in data and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise ValueError(f"{cls.__name__} needs the keys {', '.join(missing)}, which are missing.")
+    for name, part in getattr(cls, "parts", {}).items():
+        if isinstance(data.get(name), dict):
+            data = {**data, name: _build(part, data[name])}
     return cls(**data)

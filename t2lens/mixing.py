@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from t2lens.residual.base import Gates, ResidualSystem, Site
+from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, by_way
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -38,10 +38,8 @@ class Step:
     """What one site did: `out` is the raw sublayer output (None at the readout)."""
 
     site: Site
-    read_gates: Gates
-    read: Tensor  # [B, T, D]
+    gates: Gates
     out: Tensor | None = None
-    write_gates: Gates = field(default_factory=dict)
 
 
 @dataclass
@@ -51,40 +49,42 @@ class ForwardRecord:
     embed: Tensor | None = None  # [B, T, D]
     valid: Tensor | None = None  # [B, T] bool, None when nothing is padding
     steps: list[Step] = field(default_factory=list)
+    reads: dict[str, Tensor] = field(default_factory=dict)  # name of the read ("3.mlp", "3.attn.q") -> [B, T, D]
 
-    def step(self, read: str) -> Step:
-        """The step of the read named `read`; KeyError lists the reads there are."""
-        for step in self.steps:
-            if step.site.name == read:
-                return step
-        raise KeyError(f"No read {read!r}; the reads are {', '.join(s.site.name for s in self.steps)}.")
+    def add(self, site: Site, gates: Gates, reads: Reads, out: Tensor | None = None) -> None:
+        """Note what happened at `site`; `out` is None at the readout."""
+        self.steps.append(Step(site, gates, out))
+        self.reads |= {Read(site, way).name: read for way, read in by_way(reads).items()}
+
+    @property
+    def atoms(self) -> list[Tensor]:
+        """What was written, embed first: [B, T, D] each."""
+        assert self.embed is not None
+        return [self.embed, *(step.out for step in self.steps if step.out is not None)]
+
+    def read(self, name: str) -> Tensor:
+        """[B, T, D] of the read called `name`; KeyError lists the reads there are."""
+        if name not in self.reads:
+            raise KeyError(f"No read {name!r}; the reads are {', '.join(self.reads)}.")
+        return self.reads[name]
 
     def detach(self) -> ForwardRecord:
         """The same numbers without their autograd graph."""
-
-        def cut(gates: Gates) -> Gates:
-            return {name: gate.detach() for name, gate in gates.items()}
-
         return ForwardRecord(
             embed=None if self.embed is None else self.embed.detach(),
             valid=self.valid,
             steps=[
-                Step(
-                    s.site,
-                    cut(s.read_gates),
-                    s.read.detach(),
-                    None if s.out is None else s.out.detach(),
-                    cut(s.write_gates),
-                )
+                Step(s.site, {n: g.detach() for n, g in s.gates.items()}, None if s.out is None else s.out.detach())
                 for s in self.steps
             ],
+            reads={name: read.detach() for name, read in self.reads.items()},
         )
 
 
 def _account(
     residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool
-) -> Iterator[tuple[Step, Tensor]]:
-    """Yields (step, [A, B, T, D]) for every read; D is 1 and vectors are ones when `width_one`."""
+) -> Iterator[tuple[Read, Tensor]]:
+    """Yields (read, [A, B, T, D]) for every read; D is 1 and vectors are ones when `width_one`."""
     code = residual.linear_form(form)
     n_atoms = len(residual.atoms)
 
@@ -96,11 +96,26 @@ def _account(
 
     assert record.embed is not None
     state = code.begin(slot(record.embed, 0))
-    for step in record.steps:
-        yield step, code.read(state, step.site, step.read_gates)
-        if step.out is not None:
-            atom = slot(code.atom(step.out, step.write_gates), step.site.index + 1)
-            state = code.write(state, step.site, atom, step.write_gates)
+    for together in _together(record.steps):
+        for step in together:
+            state = code.enter(state, step.site, step.gates)
+            for way, read in by_way(code.read(state, step.site, step.gates)).items():
+                yield Read(step.site, way), read
+        for step in together:
+            if step.out is not None:
+                atom = slot(code.atom(step.out, step.gates), step.site.index + 1)
+                state = code.write(state, step.site, atom, step.gates)
+
+
+def _together(steps: list[Step]) -> Iterator[list[Step]]:
+    """Steps that read before any of them writes: one each, or a parallel block."""
+    group: list[Step] = []
+    for step in steps:
+        if group and step.site.seen != group[0].site.seen:
+            yield group
+            group = []
+        group.append(step)
+    yield group
 
 
 def _scalar(residual: ResidualSystem, form: str) -> bool:
@@ -110,44 +125,42 @@ def _scalar(residual: ResidualSystem, form: str) -> bool:
 @torch.no_grad()
 def contributions_by_read(
     residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
-) -> Iterator[tuple[Step, Tensor]]:
-    """For every read in order: (step, contributions [A, B, T, D]). They sum over A to step.read.
+) -> Iterator[tuple[Read, Tensor]]:
+    """For every read in order: (read, contributions [A, B, T, D]). They sum over A to `record.reads[read.name]`.
 
     Where coefficients are scalars the vectors are multiplied at the end, so that one [A, B, T, D] exists at a time.
     """
     if not _scalar(residual, form):
         yield from _account(residual, record, form, width_one=False)
         return
-    assert record.embed is not None
-    atoms = torch.stack([record.embed, *(step.out for step in record.steps if step.out is not None)])
-    for step, coefficient in _account(residual, record, form, width_one=True):
+    atoms = torch.stack(record.atoms)
+    for read, coefficient in _account(residual, record, form, width_one=True):
         share = torch.zeros(len(residual.atoms), *atoms.shape[1:], dtype=atoms.dtype, device=atoms.device)
         share[: len(atoms)] = coefficient[: len(atoms)] * atoms
-        yield step, share
+        yield read, share
 
 
 @torch.no_grad()
 def mixing_by_read(
     residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
-) -> Iterator[tuple[Step, Tensor]]:
-    """For every read in order: (step, M row [A, B, T]).
+) -> Iterator[tuple[Read, Tensor]]:
+    """For every read in order: (read, M row [A, B, T]).
 
     Scalar systems: the coefficient itself. Others: the energy-weighted mean <c, a> / <a, a> of contribution c on atom a
     (0 where the atom is the zero vector), the one number that keeps the part of c along a.
     """
     if _scalar(residual, form):
-        for step, coefficient in _account(residual, record, form, width_one=True):
-            yield step, coefficient.squeeze(-1)
+        for read, coefficient in _account(residual, record, form, width_one=True):
+            yield read, coefficient.squeeze(-1)
         return
-    assert record.embed is not None
-    written = [record.embed, *(step.out for step in record.steps if step.out is not None)]
+    written = record.atoms
     energy = [a.square().sum(dim=-1) for a in written]
-    for step, share in _account(residual, record, form, width_one=False):
+    for read, share in _account(residual, record, form, width_one=False):
         row = share.new_zeros(share.shape[:-1])
-        for i in range(step.site.index + 1):
+        for i in range(read.site.seen + 1):
             along = (share[i] * written[i]).sum(dim=-1)
             row[i] = torch.where(energy[i] > 0, along / energy[i].clamp(min=torch.finfo(row.dtype).tiny), 0)
-        yield step, row
+        yield read, row
 
 
 @torch.no_grad()
@@ -156,7 +169,7 @@ def mixing_matrix(
 ) -> Tensor:
     """Mixing matrix M [batch, read, pos, atom]: the effective coefficient of each atom in each read, gates frozen.
 
-    Reads are `model.sites` in order, atoms `model.atoms`; an atom that is not written before a read has coefficient 0.
+    Reads are `model.reads` in order, atoms `model.atoms`; an atom that is not written before a read has coefficient 0.
     Where coefficients are vectors or operators (expanded DDL, depth ShortSWA) the entry is the energy-weighted mean
     <contribution, atom> / <atom, atom>. Positions that are padding hold numbers without meaning.
 
@@ -194,7 +207,7 @@ def contributions(
 
     Args:
         tokens: text, list of texts, or token ids [batch, pos] (or [pos]).
-        read: name of the read, one of `[s.name for s in model.sites]`.
+        read: name of the read, one of `[r.name for r in model.reads]`.
         form: as in `mixing_matrix`.
 
     Raises:
@@ -213,10 +226,10 @@ def contributions(
 
 def contributions_of(residual: ResidualSystem, record: ForwardRecord, read: str, form: str = "additive") -> Tensor:
     """`contributions` of a pass that was recorded already."""
-    wanted = record.step(read)
-    for step, share in contributions_by_read(residual, record, form):
-        if step is wanted:
-            error = float((share.sum(dim=0) - step.read).abs().max() / step.read.abs().max().clamp(min=1e-30))
+    wanted = record.read(read)
+    for found, share in contributions_by_read(residual, record, form):
+        if found.name == read:
+            error = float((share.sum(dim=0) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
             if error > _TOLERANCE:
                 raise ValueError(
                     f"The contributions miss the read {read!r} by {error:.0%}: a hook edits the stream or the read "
@@ -224,4 +237,4 @@ def contributions_of(residual: ResidualSystem, record: ForwardRecord, read: str,
                     "atoms instead."
                 )
             return share.movedim(0, -2)
-    raise AssertionError("a recorded step is always visited")
+    raise AssertionError("a recorded read is always visited")

@@ -7,7 +7,7 @@ same for all of them. B batch, T position, D d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -16,61 +16,101 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
-from t2lens.mixing import ForwardRecord, Step, contributions_of
-from t2lens.residual import ResidualSystem, Site, build_residual, make_sites
-from t2lens.sublayers import Attention, DecodingCache, Places, RMSNorm, SwiGLU
+from t2lens.mixing import ForwardRecord, contributions_of
+from t2lens.residual import Read, ResidualSystem, Site, build_residual, by_way, make_sites
+from t2lens.residual.base import Reads
+from t2lens.sublayers import MLP, Attention, DecodingCache, Norm, Places
 from t2lens.text import TextInterface
 
 __all__ = ["Transformer", "build"]
 
 _NORM_NAMES = {"local": "ln_local", "attn": "ln1", "mlp": "ln2"}
+_CARRIED = "r"  # the way that no sublayer reads: what the block carries on
 
 
 class Block(nn.Module):
-    """The sublayers of one layer with their pre-norms and hook points; it has no forward of its own."""
+    """The sublayers of one layer with their pre-norms and hook points; `Transformer.forward` walks through them.
 
-    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...], is_additive: bool) -> None:
+    A site that reads in several ways has a hook point and a norm for each: hook_read_attn_q and ln1_q.
+    """
+
+    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...], residual: ResidualSystem) -> None:
         super().__init__()
         self.sites = sites
-        self.hook_out_is_single_residual_stream = is_additive  # transformer-lens asks for this
+        self.hook_out_is_single_residual_stream = residual.is_additive  # transformer-lens asks for this
         for site in sites:
-            self.add_module(_NORM_NAMES[site.kind], RMSNorm(cfg.d_model, cfg.norm_eps))
-            self.add_module(site.kind, self._sublayer(cfg, site))
-            read = HookPoint(
-                shape="batch pos d_model", meaning=f"what {site.name} reads, before its norm", unit="stream"
-            )
+            for way in residual.ways(site):
+                if way == _CARRIED:
+                    continue
+                what = Read(site, way).name
+                meaning = f"what {what} reads, before its norm"
+                read = HookPoint(shape="batch pos d_model", meaning=meaning, unit="stream")
+                self.add_module(_with_way(f"hook_read_{site.kind}", way), read)
+                self.add_module(_with_way(_NORM_NAMES[site.kind], way), Norm(cfg.norm, cfg.d_model))
             out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
-            self.add_module(f"hook_read_{site.kind}", read)
+            self.add_module(site.kind, self._sublayer(cfg, site))
             self.add_module(f"hook_{site.kind}_out", out)
 
     @staticmethod
     def _sublayer(cfg: ModelConfig, site: Site) -> nn.Module:
+        assert site.layer is not None
         if site.kind == "mlp":
-            return SwiGLU(cfg.mlp, cfg.d_model)
+            return MLP(cfg.mlp, cfg.d_model, site.layer)
         attention = cfg.local if site.kind == "local" else cfg.attention
         assert attention is not None
-        return Attention(attention, cfg.d_model, cfg.norm_eps, site.name)
+        return Attention(attention, cfg.d_model, cfg.norm.eps, site.name)
 
-    def steps(self) -> Iterator[tuple[Site, HookPoint, nn.Module, nn.Module, HookPoint]]:
-        """(site, hook of the read, pre-norm, sublayer, hook of the atom) in order."""
-        for site in self.sites:
-            yield (
-                site,
-                getattr(self, f"hook_read_{site.kind}"),
-                getattr(self, _NORM_NAMES[site.kind]),
-                getattr(self, site.kind),
-                getattr(self, f"hook_{site.kind}_out"),
-            )
+    def look(self, site: Site, reads: Reads) -> Any:
+        """Every read through its hook point."""
+        seen = {
+            way: read if way == _CARRIED else _through(getattr(self, _with_way(f"hook_read_{site.kind}", way)), read)
+            for way, read in by_way(reads).items()
+        }
+        return seen if isinstance(reads, dict) else seen[""]
+
+    def norm(self, site: Site, reads: Reads) -> Any:
+        normed = {
+            way: getattr(self, _with_way(_NORM_NAMES[site.kind], way))(read)
+            for way, read in by_way(reads).items()
+            if way != _CARRIED
+        }
+        return normed if isinstance(reads, dict) else normed[""]
+
+    def run(self, site: Site, normed: Any, places: Places) -> Tensor:
+        """The sublayer and the hook point of what it writes; padding writes nothing."""
+        sublayer = getattr(self, site.kind)
+        if site.kind == "mlp":
+            out = sublayer(normed)
+        elif isinstance(normed, dict):
+            out = sublayer(normed["q"], normed["k"], normed["v"], places)
+        else:
+            out = sublayer(normed, normed, normed, places)
+        return getattr(self, f"hook_{site.kind}_out")(places.without_padding(out))
+
+
+def _with_way(name: str, way: str) -> str:
+    return f"{name}_{way}" if way else name
+
+
+def _through(point: HookPoint, read: Tensor) -> Tensor:
+    """A copy where a hook may write into the read, which can be the carried state itself: that must stay as it is."""
+    return point(read.clone() if point.may_edit else read)
 
 
 class Unembed(nn.Module):
-    """Reads to logits: [B, T, D] @ W_U [D, vocab]. A tied head looks its weight up in the embedding."""
+    """The (normed) last read to logits: [B, T, D] @ W_U [D, vocab] + b_U. A tied head looks its weight up in the
+    embedding. Head "mlm" puts dense, GELU and a LayerNorm before that, so its logits are not linear in the read."""
 
     def __init__(self, cfg: ModelConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self._tied_to = (embedding,) if cfg.tied else None  # in a tuple, so that the weight keeps one name
         if not cfg.tied:
             self.weight = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
+        self.bias = nn.Parameter(torch.zeros(cfg.d_vocab)) if cfg.head_bias else None
+        self.is_linear = cfg.head == "linear"
+        if cfg.head == "mlm":
+            self.dense = nn.Linear(cfg.d_model, cfg.d_model)
+            self.dense_norm = Norm(cfg.final_norm or cfg.norm, cfg.d_model)
 
     @property
     def W_U(self) -> Tensor:
@@ -79,11 +119,14 @@ class Unembed(nn.Module):
 
     @property
     def b_U(self) -> Tensor:
-        """[d_vocab], zero: the head has no bias."""
-        return self.W_U.new_zeros(self.W_U.shape[1])
+        """[d_vocab]"""
+        return self.W_U.new_zeros(self.W_U.shape[1]) if self.bias is None else self.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.W_U
+        if not self.is_linear:
+            x = self.dense_norm(F.gelu(self.dense(x)))
+        logits = x @ self.W_U
+        return logits if self.bias is None else logits + self.bias
 
 
 class Transformer(TextInterface, HookedRoot):
@@ -102,19 +145,22 @@ class Transformer(TextInterface, HookedRoot):
         super().__init__()
         self.cfg = cfg
         kinds: tuple[Literal["local", "attn", "mlp"], ...] = ("local", "attn", "mlp") if cfg.local else ("attn", "mlp")
-        self.sites = make_sites(cfg.n_layers, kinds)
+        self.sites = make_sites(cfg.n_layers, kinds, parallel=cfg.block == "parallel")
         residual = build_residual(cfg, self.sites)
         self.atoms = residual.atoms
         self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
+        if cfg.positions == "learned":
+            self.pos_embed = nn.Embedding(cfg.n_ctx, cfg.d_model)
+        if cfg.embed_norm is not None:
+            self.ln_embed = Norm(cfg.embed_norm, cfg.d_model)
         self.hook_embed = HookPoint(
             shape="batch pos d_model", meaning="token embedding (the atom embed)", unit="stream"
         )
         self.blocks = nn.ModuleList(
-            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual.is_additive)
-            for layer in range(cfg.n_layers)
+            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual) for layer in range(cfg.n_layers)
         )
         self.hook_read_final = HookPoint(shape="batch pos d_model", meaning="what the readout reads", unit="stream")
-        self.ln_final = RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.ln_final = Norm(cfg.final_norm or cfg.norm, cfg.d_model)
         self.unembed = Unembed(cfg, self.embed)
         self.residual = residual
         for name, point in residual.hook_points.items():
@@ -148,36 +194,56 @@ class Transformer(TextInterface, HookedRoot):
         tokens, mask = self.prepare(input, attention_mask, n_seen=cache.n_seen if cache else 0)
         if return_type != "logits" and tokens.shape[1] < 2:
             raise ValueError("A next-token loss needs at least two tokens.")
+        if cache is not None and not self.cfg.causal:
+            raise ValueError("A bidirectional model reads the whole sequence at once; it has no decoding cache.")
         places = Places.of(tokens, mask, cache)
-        embed = self.embed(tokens)
-        embed = self.hook_embed(embed if mask is None else embed * mask.unsqueeze(-1).to(embed.dtype))
-        state = self.residual.begin(embed, places)
+        embed = self._embed(tokens, places)
+        residual, state = self.residual, self.residual.begin(embed, places)
         if record is not None:
             record.embed, record.valid = embed, mask
         for layer, block in enumerate(self.blocks[: self._depth(stop_at_layer)]):
-            for site, hook_read, norm, sublayer, hook_out in block.steps():  # type: ignore[union-attr]
-                state = self._observe(state, site)
-                read_gates = self.residual.read_gates(state, site)
-                read = hook_read(_own(self.residual.read(state, site, read_gates), hook_read))
-                normed = norm(read)
-                out = hook_out(sublayer(normed) if site.kind == "mlp" else sublayer(normed, normed, normed, places))
-                write_gates = self.residual.write_gates(state, site, read, normed, out)
-                state = self.residual.write(state, site, self.residual.atom(out, write_gates), write_gates)
-                if record is not None:
-                    record.steps.append(Step(site, read_gates, read, out, write_gates))
-            state = self.residual.carry(state, f"blocks.{layer}.hook_resid_post")
+            assert isinstance(block, Block)
+            for sites in self._together(block.sites):
+                seen = []
+                for site in sites:
+                    gates = residual.read_gates(state, site)
+                    state = self._observe(residual.enter(state, site, gates), site)
+                    seen.append((site, gates, block.look(site, residual.read(state, site, gates))))
+                for site, gates, reads in seen:
+                    normed = block.norm(site, reads)
+                    out = block.run(site, normed, places)
+                    gates |= residual.write_gates(state, site, reads, normed, out)
+                    state = residual.write(state, site, residual.atom(out, gates), gates)
+                    if record is not None:
+                        record.add(site, gates, reads, out)
+            state = residual.carry(state, f"blocks.{layer}.hook_resid_post")
         if stop_at_layer is not None:
             return state
         site = self.sites[-1]
-        read_gates = self.residual.read_gates(state, site)
-        read = self.hook_read_final(_own(self.residual.read(state, site, read_gates), self.hook_read_final))
+        gates = residual.read_gates(state, site)
+        read = residual.read(residual.enter(state, site, gates), site, gates)
+        assert isinstance(read, Tensor)
+        read = _through(self.hook_read_final, read)
         if record is not None:
-            record.steps.append(Step(site, read_gates, read))
+            record.add(site, gates, read)
         logits = self.unembed(self.ln_final(read))
         if return_type == "logits":
             return logits
         loss = next_token_loss(logits, tokens, mask)
         return loss if return_type == "loss" else (logits, loss)
+
+    def _embed(self, tokens: Tensor, places: Places) -> Tensor:
+        """The atom embed [B, T, D]: what enters the depth axis, zero at padding."""
+        embed = self.embed(tokens)
+        if self.cfg.positions == "learned":
+            embed = embed + self.pos_embed(places.index)
+        if self.cfg.embed_norm is not None:
+            embed = self.ln_embed(embed)
+        return self.hook_embed(places.without_padding(embed))
+
+    def _together(self, sites: tuple[Site, ...]) -> Iterable[tuple[Site, ...]]:
+        """Sites that read before any of them writes: one at a time, or the whole block where it is parallel."""
+        return (sites,) if self.cfg.block == "parallel" else ((site,) for site in sites)
 
     def _observe(self, state: Any, site: Site) -> Any:
         """Where the system carries one single stream, it passes transformer-lens's names for it."""
@@ -230,9 +296,27 @@ class Transformer(TextInterface, HookedRoot):
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Every read in order: one per site, or one per way where a site reads in several."""
+        return self.residual.reads
+
     def sources(self) -> dict[str, list[str]]:
         """read name -> names of the sources its depth weights run over."""
-        return {site.name: [s.name for s in self.residual.sources(site)] for site in self.sites}
+        return {read.name: [s.name for s in self.residual.sources(read.site)] for read in self.reads}
+
+    def logit_shares(self, parts: Tensor, read: Tensor) -> Tensor:
+        """What parts [..., B, T, D] of the last read [B, T, D] add to the logits [..., B, T, vocab], by the recorded
+        scale of the final norm; with `logit_bias` they sum to the logits. ValueError where the head is not linear."""
+        if not self.unembed.is_linear:
+            raise ValueError("The logits of a masked-language-model head are not a sum of shares of the last read.")
+        shares = self.ln_final.share(parts, self.ln_final.scale(read))
+        return shares @ self.W_U.to(shares.dtype)
+
+    @property
+    def logit_bias(self) -> Tensor:
+        """[vocab]: the part of the logits that no read accounts for."""
+        return self.b_U if self.ln_final.b is None else self.ln_final.b @ self.W_U + self.b_U
 
     @property
     def W_E(self) -> Tensor:
@@ -246,12 +330,19 @@ class Transformer(TextInterface, HookedRoot):
 
     @property
     def b_U(self) -> Tensor:
-        """[d_vocab], zero"""
+        """[d_vocab]"""
         return self.unembed.b_U
 
-    def accumulated_bias(self, *_: Any, **__: Any) -> Tensor:
-        """[d_model], zero: no sublayer has a bias."""
-        return self.W_E.new_zeros(self.cfg.d_model)
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+        """[d_model]: the sum of all output biases before `layer` (before its MLP with `mlp_input`)."""
+        total = self.W_E.new_zeros(self.cfg.d_model)
+        for site in self.sites[:-1]:
+            assert site.layer is not None
+            before = site.layer < layer or (mlp_input and site.layer == layer and site.kind != "mlp")
+            if before and (include_mlp_biases or site.kind != "mlp"):
+                sublayer = getattr(self.blocks[site.layer], site.kind)
+                total = total + (sublayer.b_out if site.kind == "mlp" else sublayer.b_O)
+        return total
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Fresh weights from `generator`: embeddings N(0, 0.02), matrices N(0, 0.5/sqrt(D)), output projections
@@ -261,19 +352,18 @@ class Transformer(TextInterface, HookedRoot):
             if isinstance(module, nn.Linear):
                 scale = std / math.sqrt(self.cfg.n_layers) if name.endswith(".output") else std
                 module.weight.data.normal_(0.0, scale, generator=generator)
+                if module.bias is not None:
+                    module.bias.data.zero_()
                 if name.endswith(".local.output"):
                     module.weight.data.zero_()
         self.embed.weight.data.normal_(0.0, 0.02, generator=generator)
+        if self.cfg.positions == "learned":
+            self.pos_embed.weight.data.normal_(0.0, 0.02, generator=generator)
         if not self.cfg.tied:
             self.unembed.weight.data.normal_(0.0, std, generator=generator)
         reset = getattr(self.residual, "reset_parameters", None)
         if reset is not None:
             reset(generator)
-
-
-def _own(read: Tensor, point: HookPoint) -> Tensor:
-    """A copy where a hook may write into the read, which can be the carried state itself: that must stay as it is."""
-    return read.clone() if point.may_edit else read
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:

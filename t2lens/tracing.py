@@ -15,6 +15,7 @@ from torch import Tensor
 from t2lens.checks import Check, Verification
 from t2lens.files import read_arrays, write_arrays
 from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.residual import Read, by_way
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -196,7 +197,7 @@ def trace(
         "form": form,
         "gate_label": residual.gate_label,
         "notices": notices,
-        "source_atoms": {site.name: {s.name: list(s.atoms) for s in residual.sources(site)} for site in model.sites},
+        "source_atoms": {r.name: {s.name: list(s.atoms) for s in residual.sources(r.site)} for r in model.reads},
         "checks": Verification(tuple(_checks(model, record, logits, form))).to_list(),
     }
     return Trace(xr.Dataset(variables, coords=coords), meta)
@@ -243,23 +244,21 @@ def _variables(
     form: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     residual, n_pos = model.residual, tokens.shape[1]
-    writes = [step for step in record.steps if step.out is not None]
-    assert record.embed is not None
     sources = _source_order(model)
-    reads = [step.site.name for step in record.steps]
+    reads = [read.name for read in model.reads]
     dtype = np.float64 if logits.dtype == torch.float64 else np.float32
     weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
-    for i, step in enumerate(record.steps):
-        own = residual.depth_weights(step.site, step.read_gates)
-        columns = [sources.index(s.name) for s in residual.sources(step.site)]
-        weight[i][:, columns] = 1.0 if own is None else _array(own[0])
+    own = depth_weights(model, record)
+    for i, read in enumerate(model.reads):
+        columns = [sources.index(s.name) for s in residual.sources(read.site)]
+        weight[i][:, columns] = _array(own[read.name][0]) if read.name in own else 1.0
     mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
     length = mixing.copy()
-    for i, (step, row) in enumerate(mixing_by_read(residual, record, form)):
-        there = step.site.index + 1  # atoms written before this read
+    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
+        there = read.site.seen + 1  # atoms written before this read
         mixing[i][:, :there] = _array(row[:there, 0].T)
-    for i, (step, share) in enumerate(contributions_by_read(residual, record, form)):
-        there = step.site.index + 1
+    for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
+        there = read.site.seen + 1
         length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
     logprob = logits[0].double().log_softmax(dim=-1)
     top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
@@ -280,14 +279,12 @@ def _variables(
         "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
         "residual_norm": (
             ("read", "pos"),
-            np.stack([_array(s.read[0].norm(dim=-1)) for s in record.steps]),
+            np.stack([_array(record.reads[name][0].norm(dim=-1)) for name in reads]),
             {"unit": "stream"},
         ),
         "atom_norm": (
             ("atom", "pos"),
-            np.stack(
-                [_array(a[0].norm(dim=-1)) for a in (record.embed, *(s.out for s in writes if s.out is not None))]
-            ),
+            np.stack([_array(atom[0].norm(dim=-1)) for atom in record.atoms]),
             {"unit": "stream"},
         ),
         "loss": ("pos", loss, {"unit": "nats"}),
@@ -304,7 +301,7 @@ def _variables(
             grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
             dims = ("layer", "head" if kind == "attn" else "local_head", "query", "key")
             out[variable] = (dims, grid, {"unit": "probability"})
-    gates = [residual.gate(step.write_gates) for step in writes]
+    gates = [residual.gate(step.gates) for step in record.steps if step.out is not None]
     if all(g is not None for g in gates):
         out["gate"] = (
             ("write", "pos"),
@@ -328,11 +325,21 @@ def _variables(
     return out, coords
 
 
+def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor]:
+    """read name -> the system's own weights [B, T, S], for the reads that have any (the others hold all with 1)."""
+    found = {}
+    for step in record.steps:
+        own = model.residual.depth_weights(step.site, step.gates)
+        if own is not None:
+            found |= {Read(step.site, way).name: weights for way, weights in by_way(own).items()}
+    return found
+
+
 def _source_order(model: Transformer) -> list[str]:
     """Every source of every read, in the order of writing; those whose content moves (a partial sum) come last."""
     held: dict[str, set[tuple[str, ...]]] = {}
-    for site in model.sites:
-        for source in model.residual.sources(site):
+    for read in model.reads:
+        for source in model.residual.sources(read.site):
             held.setdefault(source.name, set()).add(source.atoms)
     return sorted(held, key=lambda name: len(held[name]) > 1)  # sorted is stable
 
@@ -345,11 +352,10 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
         return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
 
     worst_sum, worst_mix = 0.0, 0.0
-    assert record.embed is not None
-    atoms = torch.stack([record.embed, *(s.out for s in record.steps if s.out is not None)])
+    atoms = torch.stack(record.atoms)
     share = atoms[:0]
-    for step, share in contributions_by_read(residual, record, form):
-        worst_sum = _worst(worst_sum, relative(share.sum(dim=0), step.read))
+    for read, share in contributions_by_read(residual, record, form):
+        worst_sum = _worst(worst_sum, relative(share.sum(dim=0), record.reads[read.name]))
     checks = [
         Check(
             "recombination",
@@ -359,8 +365,9 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
         )
     ]
     if residual.linear_form(form).scalar():
-        for step, row in mixing_by_read(residual, record, form):
-            worst_mix = _worst(worst_mix, relative((row[: len(atoms), ..., None] * atoms).sum(dim=0), step.read))
+        for read, row in mixing_by_read(residual, record, form):
+            whole = (row[: len(atoms), ..., None] * atoms).sum(dim=0)
+            worst_mix = _worst(worst_mix, relative(whole, record.reads[read.name]))
         checks.append(
             Check(
                 "mixing",
@@ -369,29 +376,28 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
                 "the mixing matrix applied to the atoms gives every read (relative)",
             )
         )
-    # the readout norm's scale is recorded, so logits are linear in the contributions of the last read
-    scale = (record.steps[-1].read.to(torch.float64).square().mean(-1, keepdim=True) + model.cfg.norm_eps).sqrt()
-    shares = (share.double() / scale * model.ln_final.w.double()) @ model.W_U.double()
-    checks.append(
-        Check(
-            "logit shares",
-            relative(shares.sum(dim=0), logits.double()),
-            limit,
-            "logits are the sum of per-atom shares (relative)",
+    if model.unembed.is_linear:  # the final norm's scale is recorded, so logits are linear in the last contributions
+        shares = model.logit_shares(share.double(), record.reads["out"].double())
+        whole = shares.sum(dim=0) + model.logit_bias.double()
+        checks.append(
+            Check(
+                "logit shares",
+                relative(whole, logits.double()),
+                limit,
+                "logits are the sum of per-atom shares and the bias (relative)",
+            )
         )
-    )
     if residual.weights_sum_to_one:
-        rows = [residual.depth_weights(s.site, s.read_gates) for s in record.steps]
-        off = [float((w.double().sum(-1) - 1).abs().max()) for w in rows if w is not None]
+        off = [float((w.double().sum(-1) - 1).abs().max()) for w in depth_weights(model, record).values()]
         checks.append(
             Check("depth weights sum to 1", max(off), max(limit, 1e-6), "every row of depth weights sums to 1")
         )
-    gates = [residual.gate(s.write_gates) for s in record.steps if s.out is not None]
+    gates = [residual.gate(s.gates) for s in record.steps if s.out is not None]
     if residual.gate_range is not None and gates[0] is not None:
         low, high = residual.gate_range
         off = [float(torch.maximum(low - g.min(), g.max() - high).clamp(min=0)) for g in gates if g is not None]
         checks.append(Check("gate range", max(off), 0.0, f"{residual.gate_label} lies in [{low:g}, {high:g}]"))
-    finite = float(sum(int((~s.read.isfinite()).sum()) for s in record.steps) + int((~logits.isfinite()).sum()))
+    finite = float(sum(int((~x.isfinite()).sum()) for x in (*record.reads.values(), logits)))
     checks.append(Check("finite", finite, 0.0, "number of NaN or infinite entries in reads and logits"))
     return checks
 

@@ -89,7 +89,7 @@ def duality(model: Transformer, tokens: Any, attention_mask: Tensor | None = Non
         q, k, v = (over_depth @ w[i] for w in (residual.query, residual.key, residual.value))
         z = ordered_attention(q[:, :, None], k[:, :, None], v[:, :, None], window=residual.cfg.window)
         ours = z[:, :, 0, -1] + (states[n - 1] if residual.extra else 0)
-        difference[step.site.name] = float((ours - step.read).abs().max())
+        difference[step.site.name] = float((ours - record.reads[step.site.name]).abs().max())
     return Duality(difference, residual.cfg.window, str(states.dtype).removeprefix("torch."))
 
 

@@ -13,7 +13,7 @@ from t2lens.checks import Check, Verification
 from t2lens.mixing import ForwardRecord
 from t2lens.residual.depth_swa import DepthShortSWA
 from t2lens.sublayers import DecodingCache
-from t2lens.tracing import LIMITS, trace
+from t2lens.tracing import LIMITS, depth_weights, trace
 from t2lens.two_axis import duality
 
 if TYPE_CHECKING:
@@ -88,14 +88,15 @@ def _caching(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
         Check("each hook fires once", float(off), 0.0, "firings of each hook point in one pass, less one"),
     ]
     seen = []
+    used = depth_weights(model, record)
+    for read in model.reads:
+        name = read.site.hook("depth_attn", read.way)
+        if read.name in used and name in model.hook_dict:
+            seen.append(_distance(cache[name], used[read.name]))
     for step in record.steps:
-        used = model.residual.depth_weights(step.site, step.read_gates)
-        name = step.site.hook("depth_attn")
-        if used is not None and name in model.hook_dict:
-            seen.append(_distance(cache[name], used))
         beta = f"blocks.{step.site.layer}.ddl_{step.site.kind}.hook_beta"
         if beta in model.hook_dict:
-            seen.append(_distance(cache[beta], step.write_gates["beta"]))
+            seen.append(_distance(cache[beta], step.gates["beta"]))
     if seen:
         checks.append(
             Check("captured = used", max(seen), 0.0, "captured depth weights and gates are those the read used")
@@ -107,7 +108,7 @@ def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     """Every depth weight and gate is on the live path: changing it changes the logits."""
     names = [n for n in model.hook_dict if "hook_depth_attn" in n or n.endswith("hook_beta")]
     # a single source that nothing is added to is only rescaled by its weight, and the norm takes the scale out again
-    lone = {site.hook("depth_attn") for site in model.sites if len(model.residual.sources(site)) == 1}
+    lone = {r.site.hook("depth_attn", r.way) for r in model.reads if len(model.residual.sources(r.site)) == 1}
     names = [n for n in names if n not in lone]
     if not names:
         return []
@@ -166,7 +167,7 @@ def _awake(model: Transformer) -> Transformer | None:
 def _sequence(model: Transformer, tokens: Tensor, plain: Tensor, limit: float) -> list[Check]:
     n = tokens.shape[1]
     checks = []
-    if n > 1:
+    if n > 1 and model.cfg.causal:
         other = tokens.clone()
         other[:, -1] = (other[:, -1] + 1) % model.cfg.d_vocab
         checks.append(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import t2lens
-from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 
 SYSTEMS = {
@@ -33,8 +33,8 @@ def tiny_config(system: str, *, local: bool = False, tied: bool = True, **change
         n_ctx=32,
         d_model=16,
         n_layers=3,
-        attention=Attention(n_heads=2, n_kv_heads=1, d_head=8, qk_norm=True),
-        mlp=SwiGLU(d_mlp=20),
+        attention=Attention(n_heads=2, n_kv_heads=1, d_head=8, qk_norm="head"),
+        mlp=MLP(d_mlp=20),
         local=ShortSWA(window=3, n_heads=1, n_kv_heads=1, d_head=8) if local else None,
         residual=SYSTEMS[system],
         tied=tied,

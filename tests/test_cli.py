@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import t2lens
 from t2lens.cli import app
-from t2lens.config import Attention, ModelConfig, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig
 from t2lens.residual import AttnRes, DeepDelta
 from t2lens.zoo import registry
 from t2lens.zoo.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             d_model=16,
             n_layers=2,
             attention=Attention(n_heads=2, n_kv_heads=1, d_head=8),
-            mlp=SwiGLU(d_mlp=20),
+            mlp=MLP(d_mlp=20),
             residual=residual,
         )
         model = t2lens.build(cfg, seed=1)

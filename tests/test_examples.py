@@ -65,11 +65,11 @@ def test_the_residual_system_of_the_contributing_guide_has_every_analysis(highwa
     tokens = torch.randint(0, 40, (2, 7), generator=torch.Generator().manual_seed(0))
 
     record = model.record(tokens)
-    for step, share in mixing.contributions_by_read(model.residual, record):
-        torch.testing.assert_close(share.sum(dim=0), step.read, rtol=0, atol=1e-12)
+    for read, share in mixing.contributions_by_read(model.residual, record):
+        torch.testing.assert_close(share.sum(dim=0), record.reads[read.name], rtol=0, atol=1e-12)
 
     # An atom's coefficient is its own gate times (1 - t) of every later write; the embedding's own gate is 1.
-    gates = torch.stack([step.write_gates["t"].squeeze(-1) for step in record.steps[:-1]])
+    gates = torch.stack([step.gates["t"].squeeze(-1) for step in record.steps[:-1]])
     keep = torch.cat([torch.ones_like(gates[:1]), 1 - gates])
     own = torch.cat([torch.ones_like(gates[:1]), gates])
     after = torch.stack([keep[i + 1 :].prod(dim=0) for i in range(len(keep))])

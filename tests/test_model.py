@@ -93,7 +93,7 @@ def test_the_record_of_a_cache_holds_no_graph_and_a_slice_has_none():
         model, tokens = tiny(system), random_tokens(1)
         _, cache = model.run_with_cache(tokens)
         parts, _ = copy.deepcopy(cache).depth_decompose()
-        assert torch.equal(parts, cache.depth_decompose()[0]) and not cache.record.step("out").read.requires_grad
+        assert torch.equal(parts, cache.depth_decompose()[0]) and not cache.record.read("out").requires_grad
         _, cache = model.run_with_cache(tokens, pos_slice=-1)
         with pytest.raises(ValueError, match="no record"):
             cache.depth_decompose()

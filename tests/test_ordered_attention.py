@@ -127,8 +127,8 @@ def test_single_precision_paths_agree():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_finite(dtype):
-    (q, k, v), options = draw(7, torch.float32)
-    z = ordered_attention(q.to(dtype) * 30, k.to(dtype) * 30, v.to(dtype), **(options | {"sink": None}))
+    (q, k, v), _ = draw(7, torch.float32)
+    z = ordered_attention(q.to(dtype) * 30, k.to(dtype) * 30, v.to(dtype), window=2, scale=0.3)
     assert z.dtype == dtype and z.isfinite().all()
 
 

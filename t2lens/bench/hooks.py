@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from t2lens.bench.timing import Ratio, paired
-from t2lens.config import Attention, ModelConfig, ResidualConfig, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig, ResidualConfig
 from t2lens.hooks import HookPoint
 from t2lens.model import Transformer, build
 from t2lens.residual import AttnRes, DeepDelta, Standard
@@ -53,7 +53,7 @@ def _model(d_model: int, residual: ResidualConfig) -> Transformer:
         d_model=d_model,
         n_layers=8,
         attention=attention,
-        mlp=SwiGLU(d_mlp=3 * d_model),
+        mlp=MLP(d_mlp=3 * d_model),
         residual=residual,
     )
     return build(cfg, seed=0)

@@ -20,7 +20,9 @@ def _ours(cfg: ModelConfig, sites: tuple[Site, ...], atoms: list[Tensor]) -> Ten
     for site, atom in zip(sites[:-1], atoms[1:], strict=True):
         system.read(state, site, system.read_gates(state, site))
         state = system.write(state, site, atom, {})
-    return system.read(state, sites[-1], system.read_gates(state, sites[-1]))
+    read = system.read(state, sites[-1], system.read_gates(state, sites[-1]))
+    assert isinstance(read, Tensor)
+    return read
 
 
 def _stacked(atoms: list[Tensor], query: Tensor, eps: float = 1e-5) -> Tensor:

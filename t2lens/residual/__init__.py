@@ -6,9 +6,11 @@ from t2lens.config import ModelConfig, ResidualConfig
 from t2lens.residual.attnres import AttentionResiduals
 from t2lens.residual.attnres import AttnRes as AttnRes
 from t2lens.residual.base import Gates as Gates
+from t2lens.residual.base import Read as Read
 from t2lens.residual.base import ResidualSystem as ResidualSystem
 from t2lens.residual.base import Site as Site
 from t2lens.residual.base import Source as Source
+from t2lens.residual.base import by_way as by_way
 from t2lens.residual.base import make_sites as make_sites
 from t2lens.residual.deep_delta import DeepDelta as DeepDelta
 from t2lens.residual.deep_delta import DeepDeltaLearning

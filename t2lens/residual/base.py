@@ -7,14 +7,16 @@ that makes the forward pass also accounts for it (`t2lens.mixing` runs it on a s
     state = begin(embed)
     for site, sublayer in sites:
         gates = read_gates(state, site)                        nonlinear, through hook points
-        read  = read(state, site, gates)                       linear in state
+        state = enter(state, site, gates)                      linear: where an aggregate replaces what is carried
+        read  = read(state, site, gates)                       linear in state: one tensor, or one per way
         out   = sublayer(norm(read))
-        gates = write_gates(state, site, read, normed, out)    nonlinear, often empty
+        gates = gates | write_gates(state, site, read, normed, out)      nonlinear, often empty
         state = write(state, site, atom(out, gates), gates)    linear in (state, atom)
     logits = unembed(norm(read at site "out"))
 
-Linear code sees [..., B, T, D] with any leading axes. A new system is one file with one subclass and one line in
-`residual/__init__.py`.
+Linear code sees [..., B, T, D] with any leading axes, and D of any width where `scalar()` holds. Ways: attention may
+read with its queries, keys and values apart ("q", "k", "v"); "r" is what the block carries on, where a system mixes
+that too. A new system is one file with one subclass and one line in `residual/__init__.py`.
 """
 
 from __future__ import annotations
@@ -29,40 +31,74 @@ from t2lens.config import ModelConfig
 from t2lens.hooks import HookPoint
 from t2lens.sublayers.positions import DecodingCache, Places
 
-__all__ = ["Gates", "ResidualSystem", "Site", "Source", "make_sites"]
+__all__ = ["Gates", "Read", "Reads", "ResidualSystem", "Site", "Source", "by_way", "make_sites"]
 
 Gates = dict[str, Tensor]  # one forward pass's numbers at one site: [B, T, ...] each
+Reads = Tensor | dict[str, Tensor]  # one read, or one per way
 State = Any  # what the system carries; its own business
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in depth where a sublayer reads, or the readout. `index`: atoms written before it, less embed."""
+    """A place in depth where a sublayer reads, or the readout.
+
+    index: its place in the order of writing (what it writes is atom index + 1). seen: how many sublayers wrote before
+    it reads, which is index but for parallel blocks, where all sublayers of a block read the same state.
+    """
 
     index: int
     layer: int | None
     kind: Literal["local", "attn", "mlp", "out"]
     opens: bool  # the first sublayer of its block (the readout counts as one)
     closes: bool  # the last sublayer of its block
+    seen: int
 
     @property
     def name(self) -> str:
         return "out" if self.layer is None else f"{self.layer}.{self.kind}"
 
-    def hook(self, stem: str) -> str:
+    def hook(self, stem: str, way: str = "") -> str:
         """Full hook name at this site: `blocks.3.hook_read_mlp`, or `hook_read_final` for the readout."""
-        return f"hook_{stem}_final" if self.layer is None else f"blocks.{self.layer}.hook_{stem}_{self.kind}"
+        way = f"_{way}" if way else ""
+        return f"hook_{stem}_final{way}" if self.layer is None else f"blocks.{self.layer}.hook_{stem}_{self.kind}{way}"
 
 
-def make_sites(n_layers: int, kinds: Sequence[Literal["local", "attn", "mlp"]]) -> tuple[Site, ...]:
+@dataclass(frozen=True)
+class Read:
+    """One read: a site, and the way where the site reads with several ("3.attn.q")."""
+
+    site: Site
+    way: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.site.name}.{self.way}" if self.way else self.site.name
+
+
+def make_sites(
+    n_layers: int, kinds: Sequence[Literal["local", "attn", "mlp"]], *, parallel: bool = False
+) -> tuple[Site, ...]:
     """All sites of a model in reading order, `out` last."""
     n = len(kinds)
     sites = [
-        Site(index=layer * n + i, layer=layer, kind=kind, opens=i == 0, closes=i == n - 1)
+        Site(
+            index=layer * n + i,
+            layer=layer,
+            kind=kind,
+            opens=i == 0,
+            closes=i == n - 1,
+            seen=layer * n + (0 if parallel else i),
+        )
         for layer in range(n_layers)
         for i, kind in enumerate(kinds)
     ]
-    return (*sites, Site(index=n_layers * n, layer=None, kind="out", opens=True, closes=False))
+    last = n_layers * n
+    return (*sites, Site(index=last, layer=None, kind="out", opens=True, closes=False, seen=last))
+
+
+def by_way(value: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    """Reads (or depth weights) as {way: tensor}; a single one has the way ""."""
+    return value if isinstance(value, dict) else {"": value}
 
 
 @dataclass(frozen=True)
@@ -80,6 +116,8 @@ class ResidualSystem(nn.Module):
     forms: ClassVar[tuple[str, ...]] = ("additive",)
     #: True when the readout is the plain sum of all atoms, so that transformer-lens's residual helpers are right
     is_additive: ClassVar[bool] = False
+    #: whether the system can stand in parallel blocks, where what a sublayer reads is not what was written last
+    in_parallel_blocks: ClassVar[bool] = False
     #: whether the depth weights of every read sum to 1
     weights_sum_to_one: ClassVar[bool] = False
     #: name and range of the gate that `gate()` returns, where the system has one
@@ -90,6 +128,8 @@ class ResidualSystem(nn.Module):
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__()
+        if cfg.block == "parallel" and not self.in_parallel_blocks:
+            raise ValueError(f"{cfg.residual.describe()} is not defined for parallel blocks; use sequential ones.")
         self.model_cfg = cfg
         self.sites = sites
         self.atoms = ("embed", *(site.name for site in sites if site.kind != "out"))
@@ -101,18 +141,23 @@ class ResidualSystem(nn.Module):
     def read_gates(self, state: State, site: Site) -> Gates:
         return {}
 
-    def write_gates(self, state: State, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
+    def write_gates(self, state: State, site: Site, read: Any, normed: Any, out: Tensor) -> Gates:
         return {}
 
     def carry(self, state: State, name: str) -> State:
-        """Pass the state through the hook point `name` (`blocks.3.hook_resid_pre`) where it is one single stream."""
+        """Pass what the block carries through the hook point `name` (`blocks.3.hook_resid_pre`), where it is one
+        single stream. A system that keeps that stream inside its state overrides this."""
         return self.hook_points[name](state) if name in self.hook_points else state
 
     # --- linear in the state and in what is written
     def begin(self, embed: Tensor, places: Places | None = None) -> State:
         raise NotImplementedError
 
-    def read(self, state: State, site: Site, gates: Gates) -> Tensor:
+    def enter(self, state: State, site: Site, gates: Gates) -> State:
+        """The state as `site` is reached: where a mixture replaces what is carried on, not only what is read."""
+        return state
+
+    def read(self, state: State, site: Site, gates: Gates) -> Reads:
         raise NotImplementedError
 
     def atom(self, out: Tensor, gates: Gates) -> Tensor:
@@ -120,9 +165,19 @@ class ResidualSystem(nn.Module):
         return out
 
     def write(self, state: State, site: Site, atom: Tensor, gates: Gates) -> State:
+        """`gates` are those of the read and of the write together."""
         raise NotImplementedError
 
     # --- what the numbers mean
+    def ways(self, site: Site) -> tuple[str, ...]:
+        """The ways in which `site` reads: the keys of what `read` returns, or ("",) for a single tensor."""
+        return ("",)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Every read of the model in order."""
+        return tuple(Read(site, way) for site in self.sites for way in self.ways(site))
+
     def linear_form(self, form: str) -> ResidualSystem:
         """The linear code under the name `form`. ValueError names the forms this system has."""
         if form not in self.forms:
@@ -134,14 +189,15 @@ class ResidualSystem(nn.Module):
         return True
 
     def sources(self, site: Site) -> tuple[Source, ...]:
-        """What the depth weights of `site` run over, in the order of the last axis of `depth_weights`."""
+        """What the depth weights of `site` run over (in every way), in the order of their last axis."""
         raise NotImplementedError
 
-    def depth_weights(self, site: Site, gates: Gates) -> Tensor | None:
-        """The system's own weights [B, T, S] of the read at `site`, as its paper plots them; None: all exactly 1."""
+    def depth_weights(self, site: Site, gates: Gates) -> Tensor | dict[str, Tensor] | None:
+        """The system's own weights [B, T, S] of the read at `site`, as its paper plots them, one per way where there
+        are several; None: all exactly 1."""
         return None
 
-    def gate(self, write_gates: Gates) -> Tensor | None:
+    def gate(self, gates: Gates) -> Tensor | None:
         """The system's gate on a write [B, T], or None."""
         return None
 
@@ -153,27 +209,26 @@ class ResidualSystem(nn.Module):
     def single_stream_hooks(self) -> None:
         """Give the carried stream transformer-lens's names. Only for a state that is one [B, T, D] tensor."""
         for layer in range(self.model_cfg.n_layers):
-            for where, meaning in (
-                ("pre", "before the block"),
-                ("mid", "before the MLP"),
-                ("post", "after the block"),
-            ):
+            for where, meaning in (("pre", "before the block"), ("mid", "before the MLP"), ("post", "after the block")):
+                if where == "mid" and self.model_cfg.block == "parallel":
+                    continue  # there the MLP reads what the block read
                 name = f"blocks.{layer}.hook_resid_{where}"
                 self.hook_point(name, shape="batch pos d_model", meaning=f"the carried stream {meaning}", unit="stream")
 
-    def depth_hooks(self, site: Site, n_sources: int) -> None:
+    def depth_hooks(self, site: Site, n_sources: int, way: str = "", *, scores: bool = True) -> None:
         """Hook points of the depth weights at `site` and, where there is a choice to make, of their scores."""
-        if n_sources > 1:
+        read = Read(site, way).name
+        if scores and n_sources > 1:
             self.hook_point(
-                site.hook("depth_scores"),
+                site.hook("depth_scores", way),
                 shape="batch pos source",
-                meaning=f"depth scores of the read at {site.name}",
+                meaning=f"depth scores of the read at {read}",
                 unit="logit",
             )
         self.hook_point(
-            site.hook("depth_attn"),
+            site.hook("depth_attn", way),
             shape="batch pos source",
-            meaning=f"depth weights of the read at {site.name}",
+            meaning=f"depth weights of the read at {read}",
             unit="weight",
         )
 

@@ -211,8 +211,8 @@ class DeepDeltaLearning(ResidualSystem):
     def sources(self, site: Site) -> tuple[Source, ...]:
         return (Source("state", self.atoms[: site.index + 1]),)
 
-    def gate(self, write_gates: Gates) -> Tensor:
-        return write_gates["beta"].squeeze(-1)
+    def gate(self, gates: Gates) -> Tensor | None:
+        return gates["beta"].squeeze(-1)
 
     def _hooks(self) -> None:
         if not self.expanded:

@@ -30,6 +30,7 @@ class Standard(ResidualConfig):
 
 class StandardResidual(ResidualSystem):
     is_additive = True
+    in_parallel_blocks = True
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
@@ -45,4 +46,4 @@ class StandardResidual(ResidualSystem):
         return state + atom
 
     def sources(self, site: Site) -> tuple[Source, ...]:
-        return tuple(Source(a, (a,)) for a in self.atoms[: site.index + 1])
+        return tuple(Source(a, (a,)) for a in self.atoms[: site.seen + 1])

@@ -1,37 +1,56 @@
-"""SwiGLU: W_out (silu(W_gate x) * W_in x)."""
+"""MLP: W_out act(W_in x), or gated W_out (act(W_gate x) * W_in x), with or without a norm on the neurons."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from t2lens.config import SwiGLU as SwiGLUConfig
+from t2lens.config import MLP as MLPConfig
 from t2lens.hooks import HookPoint
+from t2lens.sublayers.norms import Norm
 
-__all__ = ["SwiGLU"]
+__all__ = ["ACTIVATIONS", "MLP"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 
-class SwiGLU(nn.Module):
-    """[B, T, D] -> [B, T, D], bias-free; hook names and meanings as transformer-lens's gated MLP has them."""
+class MLP(nn.Module):
+    """[B, T, D] -> [B, T, D]; hook names and meanings as transformer-lens's (gated) MLP has them."""
 
-    def __init__(self, cfg: SwiGLUConfig, d_model: int) -> None:
+    def __init__(self, cfg: MLPConfig, d_model: int, layer: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(d_model, cfg.d_mlp, bias=False)
-        self.input = nn.Linear(d_model, cfg.d_mlp, bias=False)
-        self.output = nn.Linear(cfg.d_mlp, d_model, bias=False)
-        self.hook_pre = HookPoint(shape="batch pos d_mlp", meaning="gate branch before silu")
-        self.hook_pre_linear = HookPoint(shape="batch pos d_mlp", meaning="linear branch")
-        self.hook_post = HookPoint(shape="batch pos d_mlp", meaning="neurons: silu(pre) * pre_linear")
+        d_mlp = cfg.width(layer)
+        self.act = ACTIVATIONS[cfg.act]
+        self.gate = nn.Linear(d_model, d_mlp, bias=cfg.bias) if cfg.gated else None
+        self.input = nn.Linear(d_model, d_mlp, bias=cfg.bias)
+        self.mid_norm = Norm(cfg.mid_norm, d_mlp) if cfg.mid_norm else None
+        self.output = nn.Linear(d_mlp, d_model, bias=cfg.bias)
+        neurons, branch = "batch pos d_mlp", "gate branch" if cfg.gated else "neurons"
+        self.hook_pre = HookPoint(shape=neurons, meaning=f"{branch} before {cfg.act}")
+        if cfg.gated:
+            self.hook_pre_linear = HookPoint(shape=neurons, meaning="linear branch")
+        meaning = f"neurons: {cfg.act}(pre)" + " * pre_linear" * cfg.gated + ", normed" * (cfg.mid_norm is not None)
+        self.hook_post = HookPoint(shape=neurons, meaning=meaning)
 
     def forward(self, read: Tensor) -> Tensor:
-        return self.output(
-            self.hook_post(F.silu(self.hook_pre(self.gate(read))) * self.hook_pre_linear(self.input(read)))
-        )
+        if self.gate is None:
+            neurons = self.act(self.hook_pre(self.input(read)))
+        else:
+            neurons = self.act(self.hook_pre(self.gate(read))) * self.hook_pre_linear(self.input(read))
+        return self.output(self.hook_post(neurons if self.mid_norm is None else self.mid_norm(neurons)))
 
     @property
-    def W_gate(self) -> Tensor:
-        """[d_model, d_mlp]"""
-        return self.gate.weight.T
+    def W_gate(self) -> Tensor | None:
+        """[d_model, d_mlp], or None where the MLP has no gate."""
+        return None if self.gate is None else self.gate.weight.T
 
     @property
     def W_in(self) -> Tensor:
@@ -45,5 +64,6 @@ class SwiGLU(nn.Module):
 
     @property
     def b_out(self) -> Tensor:
-        """[d_model], zero: the projections have no bias."""
-        return self.output.weight.new_zeros(self.output.out_features)
+        """[d_model]"""
+        bias = self.output.bias
+        return self.output.weight.new_zeros(self.output.out_features) if bias is None else bias

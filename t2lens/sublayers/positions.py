@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from t2lens.config import Rope
+
 __all__ = ["DecodingCache", "Places", "rotate"]
 
 
@@ -34,7 +36,7 @@ class Places:
     index: Tensor
     valid: Tensor | None
     cache: DecodingCache | None
-    _tables: dict[tuple[float, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _tables: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokens: Tensor, attention_mask: Tensor | None, cache: DecodingCache | None) -> Places:
@@ -52,13 +54,25 @@ class Places:
         padded = attention_mask is not None or bool(seen.numel() and not seen.all())
         return cls(index=index, valid=every if padded and not bool(every.all()) else None, cache=cache)
 
-    def rope(self, base: float, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, 1, T, d_head / 2] of index * base^(-2i / d_head), computed once per pass in float64."""
-        key = (base, d_head)
+    def without_padding(self, x: Tensor) -> Tensor:
+        """x [B, T, D] with zeros at padding, so that nothing there reaches the depth axis."""
+        if self.valid is None:
+            return x
+        return x * self.valid[:, -x.shape[1] :].unsqueeze(-1).to(x.dtype)
+
+    def rope(self, cfg: Rope, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, 1, T, n_dims / 2] of index * base^(-2i / n_dims), computed once per pass in float64."""
+        n_dims = cfg.n_dims or d_head
+        key = (cfg, n_dims)
         if key not in self._tables:
-            i = torch.arange(0, d_head, 2, device=self.index.device, dtype=torch.float64)
-            angle = self.index[:, None, :, None].double() * base ** (-i / d_head)
-            self._tables[key] = (angle.cos().to(dtype), angle.sin().to(dtype))
+            i = torch.arange(0, n_dims, 2, device=self.index.device, dtype=torch.float64)
+            angle = self.index[:, None, :, None].double() * cfg.base ** (-i / n_dims)
+            cos, sin = angle.cos(), angle.sin()
+            if cfg.table != "exact":
+                # as the published code: angles in float32, then tables of the given precision
+                angle = self.index[:, None, :, None].float() * (1.0 / cfg.base ** (i.float() / n_dims))
+                cos, sin = (t.to(getattr(torch, cfg.table)) for t in (angle.cos(), angle.sin()))
+            self._tables[key] = (cos.to(dtype), sin.to(dtype))
         return self._tables[key]
 
     def extend(self, site: str, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -73,7 +87,14 @@ class Places:
         return k, v, None if self.valid is None else self.valid[:, -k.shape[2] :]
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE, half-split layout: pairs (x_i, x_{i + d/2}) of the last axis turn by the angle of their position."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """RoPE on the first entries of the last axis, twice as many as `cos` has; the rest stays as it is."""
+    n_dims = 2 * cos.shape[-1]
+    turned, rest = x[..., :n_dims], x[..., n_dims:]
+    if layout == "half":
+        a, b = turned.chunk(2, dim=-1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    return turned if not rest.shape[-1] else torch.cat([turned, rest], dim=-1)

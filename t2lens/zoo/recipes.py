@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA
 
 BACKBONE = ModelConfig(
@@ -13,8 +13,8 @@ BACKBONE = ModelConfig(
     n_ctx=256,
     d_model=128,
     n_layers=8,
-    attention=Attention(n_heads=4, n_kv_heads=2, d_head=32, qk_norm=True),
-    mlp=SwiGLU(d_mlp=208),
+    attention=Attention(n_heads=4, n_kv_heads=2, d_head=32, qk_norm="head"),
+    mlp=MLP(d_mlp=208),
 )
 
 RECIPES: dict[str, ModelConfig] = {

@@ -102,12 +102,10 @@ def test_norms_are_those_of_the_model():
     trace = t2lens.trace(model, IDS)
     record = model.record([IDS])
     reads, writes = grid(trace, "residual_norm"), grid(trace, "write_norm")
-    assert record.embed is not None
-    np.testing.assert_allclose(writes.values[0], record.embed[0].norm(dim=-1))
-    for i, step in enumerate(record.steps, start=1):
-        np.testing.assert_allclose(reads.values[i], step.read[0].norm(dim=-1))
-        if step.out is not None:
-            np.testing.assert_allclose(writes.values[i], step.out[0].norm(dim=-1))
+    for i, read in enumerate(record.reads.values(), start=1):
+        np.testing.assert_allclose(reads.values[i], read[0].norm(dim=-1))
+    for i, atom in enumerate(record.atoms):
+        np.testing.assert_allclose(writes.values[i], atom[0].norm(dim=-1))
     assert writes.missing == {"out": "the readout writes nothing to the stream"}
 
 

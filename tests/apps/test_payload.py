@@ -12,7 +12,7 @@ import pytest
 
 import t2lens
 from t2lens.analysis.quantities import QUANTITIES, grid
-from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 from t2lens.viz.payload import DEPTH, maps_payload, renderer_js, triangle
 
@@ -22,7 +22,7 @@ BASE = ModelConfig(
     d_model=16,
     n_layers=3,
     attention=Attention(n_heads=2, n_kv_heads=1, d_head=8),
-    mlp=SwiGLU(d_mlp=20),
+    mlp=MLP(d_mlp=20),
 )
 SYSTEMS = {
     "standard": replace(BASE, residual=Standard()),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import t2lens
-from t2lens.config import Attention, ModelConfig, ShortSWA, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta
 from t2lens.viz.payload import maps_payload, renderer_js
 
@@ -27,7 +27,7 @@ BASE = ModelConfig(
     d_model=16,
     n_layers=3,
     attention=Attention(n_heads=2, n_kv_heads=1, d_head=8),
-    mlp=SwiGLU(d_mlp=20),
+    mlp=MLP(d_mlp=20),
 )
 IDS = [0, 7, 3, 7, 9, 7, 2, 11]
 WORDS = ["<bos>", "</script><b>x", "&amp;", " the", "\n", " the", "\u202e", ""]

@@ -34,17 +34,18 @@ def test_reads_follow_the_paper(size):
                 start = end
             scores = torch.stack([w[index] @ rms(v, g[index], eps) for v in sources])
             weights = scores.softmax(0)
-            assert torch.allclose(step.read_gates["weights"][b, t], weights, atol=1e-12, rtol=0)
-            assert torch.allclose(step.read[b, t], weights @ torch.stack(sources), atol=1e-12, rtol=0)
+            assert torch.allclose(step.gates["weights"][b, t], weights, atol=1e-12, rtol=0)
+            read = record.reads[step.site.name][b, t]
+            assert torch.allclose(read, weights @ torch.stack(sources), atol=1e-12, rtol=0)
 
 
 def test_zero_queries_give_exactly_one_over_s():
     model = t2lens.build(tiny_config("attnres-full"), seed=0)
     for i, step in enumerate(model.record(random_tokens(3)).steps):
-        weights = step.read_gates["weights"]
+        weights = step.gates["weights"]
         assert weights.shape[-1] == i + 1
         assert torch.equal(weights, torch.ones_like(weights).softmax(-1))
-    assert float(model.record([[0, 1]]).steps[0].read_gates["weights"].min()) == 1.0
+    assert float(model.record([[0, 1]]).steps[0].gates["weights"].min()) == 1.0
 
 
 def test_one_block_of_every_sublayer_is_a_two_way_choice_and_n_equals_s_is_full():
@@ -103,7 +104,7 @@ def test_a_one_hot_edit_reads_that_source_to_the_last_bit(size):
         expected = atoms[source.atoms[0]]
         for a in source.atoms[1:]:
             expected = expected + atoms[a]
-        assert torch.equal(record.step("1.mlp").read, expected)
+        assert torch.equal(record.read("1.mlp"), expected)
     assert not torch.equal(outs[0], outs[1])
 
 

@@ -91,13 +91,14 @@ def test_gates_follow_the_equations(system):
     model, tokens = tiny(system, 5), random_tokens(5)
     record, r, cfg = model.record(tokens), model.residual, model.residual.cfg
     for step in record.steps[:-1]:
-        i, gates = step.site.index, step.write_gates
-        c = model.blocks[step.site.layer].get_submodule({"attn": "ln1", "mlp": "ln2"}[step.site.kind])(step.read)
+        i, gates = step.site.index, step.gates
+        read = record.reads[step.site.name]
+        c = model.blocks[step.site.layer].get_submodule({"attn": "ln1", "mlp": "ln2"}[step.site.kind])(read)
         assert torch.allclose(
             gates["beta"].squeeze(-1), 2 * torch.sigmoid(c @ r.beta_weight[i] + r.beta_bias[i]), atol=1e-12
         )
         if cfg.value_form == "sigmoid_of_raw":
-            value = cfg.value_scale * torch.sigmoid(step.read @ r.value_weight[i].T + r.value_bias[i])
+            value = cfg.value_scale * torch.sigmoid(read @ r.value_weight[i].T + r.value_bias[i])
         else:
             value = c @ r.value_weight[i].T + r.value_bias[i]
         assert torch.allclose(gates["value"], value, atol=1e-12)
@@ -159,7 +160,7 @@ def test_operator_form_by_running_backwards():
     u = torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     g = u.expand(*tokens.shape, 16).clone()
     for step in reversed(record.steps[:-1]):
-        k, beta, v = (step.write_gates[n] for n in ("direction", "beta", "value"))
+        k, beta, v = (step.gates[n] for n in ("direction", "beta", "value"))
         along = (g * k).sum(-1, keepdim=True)
         share = (beta * along * v).squeeze(-1)
         assert float((share - shares[..., step.site.index + 1, :] @ u).abs().max()) < 1e-10

@@ -38,31 +38,29 @@ def test_contributions_sum_to_the_read_and_shares_to_the_logits(system, local, s
     for attention_mask in (None, mask):
         record = model.record(tokens, attention_mask)
         for form in model.residual.forms:
-            for step, share in contributions_by_read(model.residual, record, form):
-                close(share.sum(dim=0), step.read)
-            norm = model.ln_final
-            scale = (record.steps[-1].read.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-            logits = model(tokens, attention_mask)
-            close(((share / scale * norm.w) @ model.W_U).sum(dim=0), logits)
+            for read, share in contributions_by_read(model.residual, record, form):
+                close(share.sum(dim=0), record.reads[read.name])
+            shares = model.logit_shares(share, record.reads["out"])
+            close(shares.sum(dim=0) + model.logit_bias, model(tokens, attention_mask))
 
 
 @seeds
 def test_mixing_matrix_applied_to_the_atoms_gives_the_read(system, seed):
     model = tiny(system, seed)
     record = model.record(random_tokens(seed))
-    atoms = torch.stack([record.embed, *(s.out for s in record.steps if s.out is not None)])
+    atoms = torch.stack(record.atoms)
     matrix = t2lens.mixing_matrix(model, random_tokens(seed))
     assert matrix.shape == (
         *random_tokens(seed).shape[:1],
-        len(model.sites),
+        len(model.reads),
         atoms.shape[2],
         len(model.atoms),
     )
-    for i, (step, row) in enumerate(mixing_by_read(model.residual, record)):
+    for i, (read, row) in enumerate(mixing_by_read(model.residual, record)):
         assert torch.equal(matrix[:, i].movedim(-1, 0), row)
-        assert not row[step.site.index + 1 :].any()  # what is not written yet has no part in the read
+        assert not row[read.site.seen + 1 :].any()  # what is not written yet has no part in the read
         if model.residual.scalar():
-            close((row.unsqueeze(-1) * atoms).sum(dim=0), step.read)
+            close((row.unsqueeze(-1) * atoms).sum(dim=0), record.reads[read.name])
 
 
 @seeds
@@ -72,10 +70,11 @@ def test_padding_changes_nothing_at_real_tokens(system, local, seed):
     plain = model.record(tokens)
     for side, real in (("left", slice(3, None)), ("right", slice(None, -3))):
         record = model.record(*padded(tokens, 3, side))
+        for name, read in plain.reads.items():
+            close(record.reads[name][:, real], read)
         for ours, bare in zip(record.steps, plain.steps, strict=True):
-            close(ours.read[:, real], bare.read)
-            for name, gate in bare.read_gates.items() | bare.write_gates.items():
-                close((ours.read_gates | ours.write_gates)[name][:, real], gate)
+            for name, gate in bare.gates.items():
+                close(ours.gates[name][:, real], gate)
         close(model(*padded(tokens, 3, side))[:, real], model(tokens))
 
 
@@ -151,7 +150,7 @@ def test_identity_at_init(system):
         assert torch.equal(twin.eval()(tokens), model(tokens))
     if system in ("attnres-full", "attnres-block", "depth-swa-replace"):
         for step in model.record(tokens).steps:
-            weights = step.read_gates["weights"]
+            weights = step.gates["weights"]
             assert torch.allclose(weights, torch.full_like(weights, 1 / weights.shape[-1]), atol=1e-7, rtol=0)
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import t2lens
+from t2lens.config import ModelConfig
 from t2lens.zoo.recipes import RECIPES, Budget
 from t2lens.zoo.registry import BUNDLED
 from t2lens.zoo.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ def test_all_were_trained_alike() -> None:
     for key in ("corpus", "budget", "bigram_loss", "validation_tokens", "train_corpus_tokens", "precision", "threads"):
         assert all(r[key] == records[0][key] for r in records), key
     for name, r in zip(NAMES, records, strict=True):
-        assert r["config"] == RECIPES[name].to_dict() and Budget(**r["budget"]) == Budget()
+        assert ModelConfig.from_dict(r["config"]) == RECIPES[name] and Budget(**r["budget"]) == Budget()
         assert r["tokens_seen"] == r["curve"][-1]["tokens"] == n_steps(Budget(), RECIPES[name]) * Budget().rows * 255
         assert r["validation_loss"] < r["bigram_loss"] - MARGIN
     tokenizers = {(BUNDLED / name / "tokenizer.json").read_bytes() for name in NAMES}

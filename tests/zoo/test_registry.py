@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import t2lens
-from t2lens.config import ModelConfig, ResidualConfig, ShortSWA, SwiGLU
+from t2lens.config import MLP, ModelConfig, ResidualConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 from t2lens.zoo import registry
 from t2lens.zoo.registry import list_models, load, save
@@ -28,9 +28,7 @@ RESIDUALS: tuple[ResidualConfig, ...] = (
 
 
 def small(residual: ResidualConfig = RESIDUALS[0], local: ShortSWA | None = None) -> ModelConfig:
-    return ModelConfig(
-        d_vocab=300, n_ctx=16, d_model=16, n_layers=2, mlp=SwiGLU(d_mlp=24), residual=residual, local=local
-    )
+    return ModelConfig(d_vocab=300, n_ctx=16, d_model=16, n_layers=2, mlp=MLP(d_mlp=24), residual=residual, local=local)
 
 
 @pytest.fixture

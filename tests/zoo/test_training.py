@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import t2lens
-from t2lens.config import Attention, ModelConfig, SwiGLU
+from t2lens.config import MLP, Attention, ModelConfig
 from t2lens.residual import AttnRes
 from t2lens.zoo.baseline import Bigram
 from t2lens.zoo.progress import Progress
@@ -32,7 +32,7 @@ CFG = ModelConfig(
     d_model=16,
     n_layers=2,
     attention=Attention(n_heads=2, n_kv_heads=1, d_head=8),
-    mlp=SwiGLU(d_mlp=24),
+    mlp=MLP(d_mlp=24),
     residual=AttnRes(),
 )
 
