@@ -139,6 +139,7 @@ class Transformer(TextInterface, HookedRoot):
     """
 
     residual: ResidualSystem
+    loaded_from: Any = None  # `checkpoints.LoadedFrom` where the model was read from a published checkpoint
     hooked_tensors_are_final = True  # nothing that passed a hook point is ever written to
 
     def __init__(self, cfg: ModelConfig) -> None:

@@ -1,0 +1,243 @@
+"""The files of a published checkpoint, without a model: where they are, what they hold, one tensor at a time.
+
+Nothing here unpickles objects: torch files go through `weights_only`, which takes tensors and plain values alone. A
+tensor is read when it is asked for, so that a checkpoint is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Archive", "few"]
+
+SAFE, TORCH = (".safetensors",), (".bin", ".pt", ".pth", ".ckpt")
+_WHOLE = ("model.safetensors", "pytorch_model.bin", "consolidated.pth", "model.pt", "ckpt.pt")  # in this order
+_INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_CONFIGS = ("config.json", "params.json")
+_INSIDE = ("model", "state_dict", "model_state_dict")  # where training checkpoints keep the weights
+_CONFIGS_INSIDE = ("hparams", "args", "config", "model_args")  # and the config; the last one wins
+#: what was read of a mapped file stays in memory as long as the mapping; it is made anew after so many bytes
+_REMAP = 128 << 20
+
+
+class Archive:
+    """One checkpoint: its config and its tensors by key.
+
+    Attributes:
+        folder: where it lies. config: its own, as a dict ({} where it has none).
+        shapes: key -> shape, keys without the prefixes that torch.compile and DataParallel put in front.
+    """
+
+    def __init__(self, path: str | Path, config: Mapping[str, Any] | str | Path | None = None) -> None:
+        """`config`: in place of the one beside or inside the weights, as a dict or a JSON file.
+
+        Errors: ValueError in one sentence for what is no checkpoint, is damaged, or is not safe to read.
+        """
+        path = Path(path)
+        self.folder = path if path.is_dir() else path.parent
+        named, promised = _weight_files(path)
+        self._files = [_open(file) for file in named]
+        where: dict[str, tuple[_File, str]] = {}
+        for file in self._files:
+            for key in file.shapes:
+                name = key.replace("_orig_mod.", "")
+                if name in where:
+                    raise ValueError(f"The checkpoint {str(path)!r} holds the weight {name!r} twice.")
+                where[name] = (file, key)
+        while where and all(name.startswith("module.") for name in where):
+            where = {name.removeprefix("module."): place for name, place in where.items()}
+        if lost := sorted(promised - {key for file in self._files for key in file.shapes}):
+            raise ValueError(f"The index of {str(path)!r} names weights that its files lack: {few(lost)}.")
+        self._where = where
+        self.shapes: dict[str, tuple[int, ...]] = {name: file.shapes[key] for name, (file, key) in where.items()}
+        self.config: dict[str, Any] = self._config(config)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor under a key of `shapes`, as the file holds it. Not a copy: convert or clone it to keep it."""
+        file, key = self._where[name]
+        return file.get(key)
+
+    def _config(self, given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+        if isinstance(given, Mapping):
+            return dict(given)
+        if given is not None:
+            return read_json(Path(given))
+        for name in _CONFIGS:
+            if (self.folder / name).is_file():
+                return read_json(self.folder / name)
+        return next((file.config for file in self._files if file.config), {})
+
+
+class _File:
+    """One file of weights: shapes now, tensors when they are asked for."""
+
+    shapes: dict[str, tuple[int, ...]]
+    config: dict[str, Any]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = {}
+        self._read = 0
+
+    def get(self, key: str) -> Tensor:
+        if self._read > _REMAP:
+            self._read = 0
+            self.reopen()
+        tensor = self.tensor(key)
+        self._read += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def tensor(self, key: str) -> Tensor:
+        raise NotImplementedError
+
+    def reopen(self) -> None:
+        raise NotImplementedError
+
+
+class _Safetensors(_File):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reopen()
+        keys = self._file.keys()
+        self.shapes = {key: tuple(self._file.get_slice(key).get_shape()) for key in keys}
+
+    def reopen(self) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._file: Any = None  # the old mapping goes first
+        try:
+            self._file = safe_open(self.path, framework="pt")
+        except SafetensorError as error:
+            kind = "truncated" if "not fully covered" in str(error) else "damaged, or not safetensors at all"
+            size = self.path.stat().st_size
+            raise ValueError(f"The weight file {str(self.path)!r} ({size} bytes) is {kind}: {error}.") from None
+
+    def tensor(self, key: str) -> Tensor:
+        return self._file.get_tensor(key)
+
+
+class _Torch(_File):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reopen()
+        self.shapes = {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
+
+    def reopen(self) -> None:
+        self._tensors: dict[str, Tensor] = {}  # the old mapping goes first
+        content = _load_torch(self.path)
+        weights = content
+        for name in _INSIDE:
+            if isinstance(inner := weights.get(name), Mapping):
+                weights = inner
+                for key in _CONFIGS_INSIDE:
+                    self.config |= _plain(content.get(key))
+                break
+        tensors = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
+        if not tensors or not all(isinstance(key, str) for key in tensors):
+            raise ValueError(f"The file {str(self.path)!r} is not a model: it holds no named tensors.")
+        self._tensors = tensors
+
+    def tensor(self, key: str) -> Tensor:
+        return self._tensors[key]
+
+
+def _open(path: Path) -> _File:
+    return _Safetensors(path) if path.suffix in SAFE else _Torch(path)
+
+
+def _load_torch(path: Path) -> Mapping[str, Any]:
+    from pickle import UnpicklingError
+
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # where training scripts keep their arguments
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap can only be used" not in str(error):
+                    raise
+                content = torch.load(path, map_location="cpu", weights_only=True)  # the format before torch 1.6
+    except UnpicklingError as error:
+        what = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
+        hint = f" ({what.strip().rstrip('.')})" if what else ""
+        raise ValueError(
+            f"The file {str(path)!r} is not a model that is safe to read: it holds more than tensors and plain values"
+            f"{hint}; save its weights alone, best as safetensors."
+        ) from None
+    except (RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"The file {str(path)!r} is not a model: torch cannot read it ({reason}).") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"The file {str(path)!r} is not a model: it holds a {type(content).__name__}, no weights.")
+    return content
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    config = vars(config) if isinstance(config, Namespace) else config
+    return {str(key): value for key, value in config.items()} if isinstance(config, Mapping) else {}
+
+
+def _weight_files(path: Path) -> tuple[list[Path], set[str]]:
+    """(files, keys that an index promises)."""
+    if path.is_file() and not path.name.endswith(".index.json"):
+        if path.suffix not in SAFE + TORCH:
+            raise ValueError(f"The file {str(path)!r} is not a model: weights end in {', '.join(SAFE + TORCH)}.")
+        return [path], set()
+    if path.is_file():
+        return _from_index(path)
+    for name in _WHOLE[:1] + _INDEX + _WHOLE[1:]:
+        if (path / name).is_file():
+            return _from_index(path / name) if name in _INDEX else ([path / name], set())
+    found = [file for suffix in SAFE + TORCH for file in sorted(path.glob(f"*{suffix}")) if file.is_file()]
+    if len(found) == 1:
+        return found, set()
+    if found:
+        names = few([file.name for file in found])
+        raise ValueError(f"The folder {str(path)!r} holds several weight files ({names}): give the path of one.")
+    raise ValueError(f"The folder {str(path)!r} is not a model: it has no weights ({', '.join(_WHOLE[:3])}, ...).")
+
+
+def _from_index(path: Path) -> tuple[list[Path], set[str]]:
+    index = read_json(path).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
+        raise ValueError(f"The index {str(path)!r} has no weight_map of keys and file names.")
+    root = _root(path.parent)
+    files = []
+    for name in sorted(set(index.values())):
+        file = path.parent / name
+        if Path(name).name != name or not file.resolve().is_relative_to(root):
+            raise ValueError(f"The index {str(path)!r} names a file outside its folder, {name!r}; nothing was read.")
+        if file.suffix not in SAFE + TORCH or not file.is_file():
+            raise ValueError(f"The index {str(path)!r} names the weight file {name!r}, which is not there.")
+        files.append(file)
+    return files, set(index)
+
+
+def _root(folder: Path) -> Path:
+    """The folder, or that of the whole repository in the cache of huggingface_hub, whose files are links."""
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        return folder.parents[1]
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Errors: ValueError naming the file when it is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not JSON
+        raise ValueError(f"The file {str(path)!r} is not JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"The file {str(path)!r} is JSON, but no object with keys.")
+    return data
+
+
+def few(names: list[str]) -> str:
+    """The first few names, and that there are more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
