@@ -10,7 +10,7 @@ import torch
 
 import t2lens
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
-from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
+from t2lens.residual import AttnRes, DeepDelta, DenseFormer, DepthSWA, Standard
 
 SYSTEMS = {
     "standard": Standard(),
@@ -22,6 +22,9 @@ SYSTEMS = {
     "ddl-linear": DeepDelta(value_form="linear_of_normed"),
     "ddl-cc": DeepDelta(value_channels=4),
     "ddl-cc-ec": DeepDelta(value_channels=3, compress_kernel=3, embed_conv=4, value_form="linear_of_normed"),
+    "denseformer": DenseFormer(),
+    "denseformer-2x2": DenseFormer(dilation=2, period=2, every="sublayer"),
+    "connect-to-last": DenseFormer(period=None, off_diagonal=1e-4),
     "depth-swa": DepthSWA(window=2, d_key=4),
     "depth-swa-replace": DepthSWA(window=3, d_key=4, placement="replace"),
 }

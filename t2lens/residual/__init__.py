@@ -14,6 +14,8 @@ from t2lens.residual.base import by_way as by_way
 from t2lens.residual.base import make_sites as make_sites
 from t2lens.residual.deep_delta import DeepDelta as DeepDelta
 from t2lens.residual.deep_delta import DeepDeltaLearning
+from t2lens.residual.denseformer import DenseFormer as DenseFormer
+from t2lens.residual.denseformer import DepthWeightedAverage
 from t2lens.residual.depth_swa import DepthShortSWA
 from t2lens.residual.depth_swa import DepthSWA as DepthSWA
 from t2lens.residual.standard import Standard as Standard
@@ -24,6 +26,7 @@ SYSTEMS: dict[type[ResidualConfig], type[ResidualSystem]] = {
     AttnRes: AttentionResiduals,
     DeepDelta: DeepDeltaLearning,
     DepthSWA: DepthShortSWA,
+    DenseFormer: DepthWeightedAverage,
 }
 
 

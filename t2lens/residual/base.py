@@ -215,6 +215,12 @@ class ResidualSystem(nn.Module):
                 name = f"blocks.{layer}.hook_resid_{where}"
                 self.hook_point(name, shape="batch pos d_model", meaning=f"the carried stream {meaning}", unit="stream")
 
+    def spread(self, name: str, row: Tensor, like: Tensor) -> Tensor:
+        """Static numbers `row` [S] for every token of `like` [B, T, D], through the hook point `name`: [B, T, S]."""
+        point = self.hook_points[name]
+        everywhere = row.expand(*like.shape[:-1], len(row))
+        return point(everywhere.clone() if point.active else everywhere)  # a hook may write into its tensor
+
     def depth_hooks(self, site: Site, n_sources: int, way: str = "", *, scores: bool = True) -> None:
         """Hook points of the depth weights at `site` and, where there is a choice to make, of their scores."""
         read = Read(site, way).name
