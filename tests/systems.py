@@ -10,7 +10,7 @@ import torch
 
 import t2lens
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
-from t2lens.residual import AttnRes, DeepDelta, DenseFormer, DepthSWA, Standard
+from t2lens.residual import AttnRes, DeepDelta, DenseFormer, DepthSWA, ELCBert, Standard, VerticalAttention
 
 SYSTEMS = {
     "standard": Standard(),
@@ -22,9 +22,19 @@ SYSTEMS = {
     "ddl-linear": DeepDelta(value_form="linear_of_normed"),
     "ddl-cc": DeepDelta(value_channels=4),
     "ddl-cc-ec": DeepDelta(value_channels=3, compress_kernel=3, embed_conv=4, value_form="linear_of_normed"),
+    "ddl-tc-ec": DeepDelta(value_channels=2, compress="time", embed_conv=3, value_form="linear_of_raw", beta_hidden=5),
+    "ddl-write-only": DeepDelta(value_channels=4, edit="write_only"),
     "denseformer": DenseFormer(),
     "denseformer-2x2": DenseFormer(dilation=2, period=2, every="sublayer"),
     "connect-to-last": DenseFormer(period=None, off_diagonal=1e-4),
+    "elc-base": ELCBert(variant="base"),
+    "elc-normalized": ELCBert(variant="normalized"),
+    "elc-normalized-rms": ELCBert(variant="normalized", output_norm="rms"),
+    "elc-weighted": ELCBert(variant="weighted_output"),
+    "vertical-attention": VerticalAttention(),
+    "vertical-attention-open": VerticalAttention(
+        source_norm="l2", keep_internal_residual=False, init="last_biased", output_aggregation=True
+    ),
     "depth-swa": DepthSWA(window=2, d_key=4),
     "depth-swa-replace": DepthSWA(window=3, d_key=4, placement="replace"),
 }

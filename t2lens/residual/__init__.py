@@ -18,8 +18,12 @@ from t2lens.residual.denseformer import DenseFormer as DenseFormer
 from t2lens.residual.denseformer import DepthWeightedAverage
 from t2lens.residual.depth_swa import DepthShortSWA
 from t2lens.residual.depth_swa import DepthSWA as DepthSWA
+from t2lens.residual.elc_bert import ELCBert as ELCBert
+from t2lens.residual.elc_bert import EveryLayerCounts
 from t2lens.residual.standard import Standard as Standard
 from t2lens.residual.standard import StandardResidual
+from t2lens.residual.vertical_attention import VerticalAttention as VerticalAttention
+from t2lens.residual.vertical_attention import VerticalAttentionReconstruction
 
 SYSTEMS: dict[type[ResidualConfig], type[ResidualSystem]] = {
     Standard: StandardResidual,
@@ -27,6 +31,8 @@ SYSTEMS: dict[type[ResidualConfig], type[ResidualSystem]] = {
     DeepDelta: DeepDeltaLearning,
     DepthSWA: DepthShortSWA,
     DenseFormer: DepthWeightedAverage,
+    ELCBert: EveryLayerCounts,
+    VerticalAttention: VerticalAttentionReconstruction,
 }
 
 
