@@ -16,6 +16,7 @@ __all__ = [
     "HEADS",
     "NO_MODEL",
     "PROMPT_LIMIT",
+    "WAYS",
     "Cell",
     "Selection",
     "fit_cell",
@@ -26,6 +27,10 @@ __all__ = [
 
 PROMPT_LIMIT = 4000
 """Characters of a prompt; the models read far fewer tokens, and a URL should stay a URL."""
+
+WAYS = ("", "q", "k", "v", "r")
+"""With what attention reads from depth, where a system mixes queries, keys, values and the carried stream apart; a
+model without that way shows its first."""
 
 HEADS = ("mean", *map(str, range(64)))
 """What the choice of an attention head can be; a site without that head shows its mean."""
@@ -54,6 +59,7 @@ class Selection:
     quantity: str
     depth: str
     head: str = "mean"
+    way: str = ""
     cell: Cell | None = None
 
 
@@ -67,7 +73,8 @@ def parse_url(
 ) -> tuple[Selection, list[str]]:
     """The selection that URL parameters ask for, and one notice for each that had to fall back to `default`.
 
-    Parameters: a, b (models; b may be "none"), prompt, quantity, depth, head ("mean", "0", ...), node ("A:7:5.mlp").
+    Parameters: a, b (models; b may be "none"), prompt, quantity, depth, head ("mean", "0", ...), way ("q", ...), and
+    node ("A:7:5.mlp").
     """
     notices: list[str] = []
 
@@ -96,6 +103,7 @@ def parse_url(
         quantity=one_of("quantity", quantities, default.quantity),
         depth=one_of("depth", depths, default.depth),
         head=one_of("head", HEADS, default.head),
+        way=one_of("way", WAYS, default.way),
         cell=cell,
     )
     return selection, notices
@@ -111,6 +119,8 @@ def format_url(selection: Selection) -> dict[str, str]:
         "depth": selection.depth,
         "head": selection.head,
     }
+    if selection.way:
+        params["way"] = selection.way
     if selection.cell is not None:
         params["node"] = format_cell(selection.cell)
     return params

@@ -41,7 +41,10 @@ class Trace:
         loss(pos)                              nats, of the token at pos given those before it (NaN at the first)
         next_token(pos, k), next_logprob(pos, k)      the likeliest continuations
 
-    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, notices.
+    A read with several ways is several reads (`3.attn.q`, `3.attn.k`, ...); the coordinates site, way and seen (atoms
+    written before it, less embed) of `read` say which. `of_way` gives the trace with one read per site.
+
+    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, ways, notices.
     """
 
     def __init__(self, dataset: xr.Dataset, meta: dict[str, Any]) -> None:
@@ -84,6 +87,30 @@ class Trace:
     def form(self) -> str:
         """The linear form under which mixing and contributions were accounted for."""
         return self._meta["form"]
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which some site reads ("q", "k", "v", "r"), or ("",) where every site has one read."""
+        ways = [str(way) for way in self.dataset["way"].values]
+        return tuple(dict.fromkeys(way for way in ways if way)) or ("",)
+
+    def of_way(self, way: str | None = None) -> Trace:
+        """The trace with one read per site, named as the site: the read of `way` (None: the first of `ways`) where the
+        site has it, else its first. ValueError for a way that no site has."""
+        if self.ways == ("",) and way in (None, ""):
+            return self
+        way = self.ways[0] if way is None else way
+        if way not in self.ways:
+            raise ValueError(f"No site of this trace reads in the way {way!r}; the ways are {', '.join(self.ways)}.")
+        chosen: dict[str, int] = {}
+        for i, (site, own) in enumerate(zip(*(self.dataset[c].values for c in ("site", "way")), strict=True)):
+            if str(site) not in chosen or own == way:
+                chosen[str(site)] = i
+        names = self.dataset["read"].values[list(chosen.values())]
+        dataset = self.dataset.isel(read=list(chosen.values()))
+        dataset = dataset.assign_coords(read=np.array(list(chosen), dtype=object))
+        held = {site: self.source_atoms[str(name)] for site, name in zip(chosen, names, strict=True)}
+        return Trace(dataset, {**self._meta, "source_atoms": held})
 
     def verify(self) -> Verification:
         """The checks this trace was put through when it was made, each with its number and limit."""
@@ -314,6 +341,9 @@ def _variables(
         )
     coords: dict[str, Any] = {
         "read": np.array(reads, dtype=object),
+        "site": ("read", np.array([read.site.name for read in model.reads], dtype=object)),
+        "way": ("read", np.array([read.way for read in model.reads], dtype=object)),
+        "seen": ("read", np.array([read.site.seen for read in model.reads])),
         "source": np.array(sources, dtype=object),
         "atom": np.array(model.atoms, dtype=object),
         "write": np.array(model.atoms[1:], dtype=object),

@@ -1,7 +1,7 @@
 """The two-axis maps as a Streamlit component: the renderer of `t2lens.viz`, mounted in the page.
 
 A choice is drawn in the browser at once and then reported here as state: `cell` = {panel, pos, site, turn} and
-`show` = {quantity, depth, head, turn}, where `turn` is a new number with every choice.
+`show` = {quantity, depth, head, way, turn}, where `turn` is a new number with every choice.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from t2lens.apps.state import (
     HEADS,
     NO_MODEL,
     PROMPT_LIMIT,
+    WAYS,
     Cell,
     Selection,
     fit_cell,
@@ -66,7 +67,7 @@ def two_axes() -> None:
         return
     notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
     tokens = [len(trace.tokens) for trace in traces]
-    sites = [["embed", *map(str, trace.dataset["read"].values)] for trace in traces]
+    sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
     _tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
     identity = (*chosen, *(one.weights_hash for one in loaded), prompt)
@@ -93,7 +94,7 @@ def _read_url(names: list[str]) -> list[str]:
     state = st.session_state
     asked = {key: st.query_params[key] for key in st.query_params}
     selection, notices = parse_url(asked, preset(names), models=names, quantities=list(QUANTITIES), depths=MODES)
-    for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell"):
+    for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell"):
         state[key] = getattr(selection, key)
     state["newcomer"] = not asked
     return notices
@@ -126,6 +127,7 @@ def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
             quantity=state["quantity"],
             depth=state["depth"],
             head=state["head"],
+            way=state["way"],
             heads=max(len(trace.tokens) for trace in traces) <= HEADS_UP_TO,
             cell=(cell.panel, cell.pos, cell.site),
             hint=_hint(traces, cell) if state.pop("newcomer", False) else "",
@@ -140,7 +142,7 @@ def _hint(traces: list[Any], cell: Cell) -> str:
     seen = []
     for letter, trace in zip("AB", traces, strict=False):
         pattern = attention_of(trace).get(cell.site)
-        norms = trace.dataset["contribution_norm"].sel(read=cell.site, pos=cell.pos)
+        norms = trace.of_way().dataset["contribution_norm"].sel(read=cell.site, pos=cell.pos)
         most = int(np.nanargmax(norms.values))
         part = f"reads most from {norms.atom.values[most]} ({norms.values[most] / np.nansum(norms.values):.2f})"
         if pattern is not None:
@@ -180,12 +182,14 @@ def _chosen() -> None:
             state["depth"] = show["depth"]
         if show.get("head") in HEADS:
             state["head"] = show["head"]
+        if show.get("way") in WAYS:
+            state["way"] = show["way"]
 
 
 def _write_url() -> None:
     state = st.session_state
     selection = Selection(
-        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "cell")}
+        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell")}
     )
     wanted = format_url(selection)
     if {key: st.query_params[key] for key in st.query_params} != wanted:

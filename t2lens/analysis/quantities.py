@@ -66,8 +66,10 @@ def quantity(key: str) -> Quantity:
     return QUANTITIES[key]
 
 
-def grid(trace: Any, key: str) -> Grid:
+def grid(trace: Any, key: str, way: str | None = None) -> Grid:
     """The quantity `key` of a trace at every site and position. KeyError names the nearest key.
+
+    way: which read stands for a site that reads in several ways; by default the first (`Trace.of_way`).
 
     Example:
         >>> import t2lens
@@ -82,7 +84,7 @@ def grid(trace: Any, key: str) -> Grid:
         'the embedding is written, not read'
     """
     about = quantity(key)
-    return _MAKE[key](trace, about)
+    return _MAKE[key](trace.of_way(way), about)
 
 
 def attention_of(trace: Any) -> dict[str, np.ndarray]:
@@ -97,7 +99,7 @@ def attention_of(trace: Any) -> dict[str, np.ndarray]:
             head = head if head in data[variable].dims else "head"
             stack = data[variable].transpose("layer", head, "query", "key")
             found |= {f"{int(n)}.{kind}": stack.values[i] for i, n in enumerate(data["layer"].values)}
-    return {site: found[site] for site in _sites(trace) if site in found}
+    return {site: found[site] for site in _sites(trace.of_way()) if site in found}
 
 
 # --- shared pieces -----------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 def _shares(trace: Any) -> np.ndarray:
     """[read, pos, atom]: share of each atom in the summed length of the contributions; 0: not yet written."""
     length = trace.dataset["contribution_norm"].transpose("read", "pos", "atom").values
-    written = np.arange(length.shape[2]) <= np.arange(length.shape[0])[:, None]  # atom 0 is embed
+    written = np.arange(length.shape[2]) <= trace.dataset["seen"].values[:, None]  # atom 0 is embed
     length = np.where(written[:, None, :], length, 0)
     total = length.sum(-1, keepdims=True)
     return np.divide(length, total, out=np.full_like(length, np.nan), where=total != 0)

@@ -14,18 +14,30 @@ class Panel {
     Object.assign(this, data);
     this.T = data.tokens.length;
     this.row = new Map(data.rows.map((name, i) => [name, i]));
-    this.grid = Object.fromEntries(Object.entries(data.grids).map(([k, v]) => [k, unpack(v)]));
-    this.reads = Object.fromEntries(
-      Object.entries(data.reads).map(([mode, r]) => {
-        const start = [];
-        r.columns.reduce((n, cols) => (start.push(n), n + cols.length), 0);
-        return [mode, { ...r, start, values: unpack(r.values) }];
-      }),
-    );
-    if (this.reads.contribution) this.reads.share = this.share(this.reads.contribution);
+    this.ways = new Map(Object.entries(data.ways).map(([way, v]) => [way, { packed: v }]));
+    this.use("");
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
     this.patterns = Object.fromEntries(Object.entries(data.patterns).map(([site, v]) => [site, unpack(v)]));
     this.head = "mean";
+  }
+  // show the reads of one way (queries, keys, ...): the first where this model has no such way
+  use(name) {
+    const way = this.ways.get(name) || this.ways.values().next().value;
+    if (way.packed) {
+      const { grids, missing, absent, reads, holds } = way.packed;
+      Object.assign(way, { packed: null, missing, absent, holds });
+      way.grid = Object.fromEntries(Object.entries(grids).map(([k, v]) => [k, unpack(v)]));
+      way.reads = Object.fromEntries(
+        Object.entries(reads).map(([mode, r]) => {
+          const start = [];
+          r.columns.reduce((n, cols) => (start.push(n), n + cols.length), 0);
+          return [mode, { ...r, start, values: unpack(r.values) }];
+        }),
+      );
+      if (way.reads.contribution) way.reads.share = this.share(way.reads.contribution);
+    }
+    const { grid, missing, absent, reads, holds } = way;
+    Object.assign(this, { grid, missing, absent, reads, holds });
   }
   // each contribution's share of the summed norms of its read
   share(norms) {
@@ -95,6 +107,7 @@ class Panel {
 
 // ---- the view: state, drawing, events --------------------------------------------------------------------------------
 const ROOT = (x, hi) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x) / hi)); // the scale of every map of reads
+const WAYS = { q: "queries", k: "keys", v: "values", r: "carried stream" };
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
 class View {
@@ -150,6 +163,14 @@ class View {
         "head",
         ["mean", ...Array(heads).keys()].map((h) => ({ key: String(h), label: String(h) })),
       );
+    const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
+    if (ways.length > 1)
+      this.choice(
+        head,
+        "attention reads with its",
+        "way",
+        ways.map((key) => ({ key, label: WAYS[key] || key })),
+      );
     this.back = this.bar(head);
     this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, this.sheet);
@@ -200,7 +221,8 @@ class View {
       this.view[key] = select.value;
       this.tip.style.display = "none"; // it tells of the quantity before
       this.draw();
-      this.onSelect("show", { quantity: this.view.quantity, depth: this.view.depth, head: this.view.head });
+      const { quantity, depth, head, way } = this.view;
+      this.onSelect("show", { quantity, depth, head, way });
     };
   }
   bar(parent) {

@@ -112,7 +112,7 @@ def _first_view(traces: Sequence[Any]) -> dict[str, Any]:
     """What shows most of these systems at once: their own gate or depth weights, at an attention site half way up."""
     a = traces[0]
     own = own_quantity(a)
-    sites = [str(site) for site in a.dataset["read"].values if str(site).endswith(".attn")]
+    sites = [str(site) for site in a.of_way().dataset["read"].values if str(site).endswith(".attn")]
     return {
         "quantity": own if not any(grid(one, own).absent for one in traces) else "depth_lookback",
         "depth": "weights" if len(traces) == 1 and not grid(a, "depth_entropy").absent else "mixing",

@@ -15,16 +15,17 @@ The payload:
     depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing",
                 "contribution", and "share", which the renderer makes of it), one range for all panels
     sequenceHi  top of the range of sequence attention (1)
-    view        {panel, pos, site, quantity, depth, head}: what is chosen at first; head is "mean" or "0", "1", ...
+    view        {panel, pos, site, quantity, depth, head, way}: what is chosen at first; head is "mean" or "0", "1", ...
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
         rows        ["embed", site, ..., "out"], bottom to top
-        grids       {quantity: array [row, pos]}
-        missing     {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
-        reads       {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
+        ways        {way: {grids, missing, absent, reads, holds}}: the way "" alone where every site has one read
+            grids   {quantity: array [row, pos]}
+            missing {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
+            reads   {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
                     names of the sources that exist for read r; values = array [sum of len(columns[r]), pos]
-        holds       {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
+            holds   {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
         sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
         patterns    {site: array [head, pos (pos + 1) / 2]}: the same of every head, or {}
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
@@ -101,13 +102,14 @@ def maps_payload(
     sequence: bool = True,
     heads: bool = False,
     head: str = "mean",
+    way: str = "",
 ) -> dict[str, Any]:
     """The payload (see above) of one or two traces.
 
     quantity, depth: what is shown first; cell: (panel, position, site) chosen first, by default the last position
     at `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention
     (its size grows with the square of the prompt); heads: whether each head of it and not the mean alone; head: which
-    one is shown first; precision "f2" halves every array.
+    one is shown first; way: the same of sites that read in several ways; precision "f2" halves every array.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -116,12 +118,16 @@ def maps_payload(
     unknown = set(reads) - set(DEPTH)
     if unknown or not reads:
         raise ValueError(f"Reads from depth are {', '.join(DEPTH)}, not {', '.join(sorted(unknown)) or 'nothing'}.")
-    grids = [{key: grid(trace, key) for key in QUANTITIES} for trace in traces]
-    panels = [
-        _panel("AB"[i], trace, grids[i], precision, [key for key in DEPTH if key in reads], sequence, heads)
-        for i, trace in enumerate(traces)
-    ]
-    quantities = [quantity_range([each[key] for each in grids]) for key in QUANTITIES]
+    panels, shown = [], []  # shown: the grids of every panel and way, which share their ranges
+    for letter, trace in zip("AB", traces, strict=False):
+        ways = {}
+        for name in trace.ways:
+            one = trace.of_way(name)
+            grids = {key: grid(one, key) for key in QUANTITIES}
+            ways[name] = _way(one, grids, precision, [key for key in DEPTH if key in reads])
+            shown.append(grids)
+        panels.append(_panel(letter, trace.of_way(), precision, sequence, heads) | {"ways": ways})
+    quantities = [quantity_range([each[key] for each in shown]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
     modes = [depth_range(key, traces) for key in DEPTH if key in reads]
@@ -138,7 +144,15 @@ def maps_payload(
         "depth": modes,
         "sequenceHi": 1.0,
         "panels": panels,
-        "view": {"panel": panel, "pos": pos, "site": site, "quantity": quantity, "depth": depth, "head": head},
+        "view": {
+            "panel": panel,
+            "pos": pos,
+            "site": site,
+            "quantity": quantity,
+            "depth": depth,
+            "head": head,
+            "way": way or next(iter(panels[panel]["ways"])),
+        },
     }
     text = json.dumps(payload, sort_keys=True, allow_nan=False)
     return {"rev": hashlib.sha256(text.encode()).hexdigest()[:16], **payload}
@@ -149,15 +163,19 @@ def triangle(pattern: np.ndarray) -> np.ndarray:
     return pattern[..., *np.tril_indices(pattern.shape[-1])]
 
 
-def _panel(
-    letter: str,
-    trace: Any,
-    grids: Mapping[str, Grid],
-    precision: str,
-    reads: Sequence[str],
-    sequence: bool,
-    heads: bool,
-) -> dict[str, Any]:
+def _way(trace: Any, grids: Mapping[str, Grid], precision: str, reads: Sequence[str]) -> dict[str, Any]:
+    """What the maps show of a trace with one read per site."""
+    data, pack = trace.dataset, functools.partial(_array, precision=precision)
+    return {
+        "grids": {key: pack(grid.values) for key, grid in grids.items() if not grid.absent},
+        "missing": {key: grid.missing for key, grid in grids.items() if not grid.absent},
+        "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
+        "reads": {key: _reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
+        "holds": _holds(trace.source_atoms, data),
+    }
+
+
+def _panel(letter: str, trace: Any, precision: str, sequence: bool, heads: bool) -> dict[str, Any]:
     data = trace.dataset
     sites = [str(site) for site in data["read"].values]
     layers = 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
@@ -171,11 +189,6 @@ def _panel(
         "layers": layers,
         "tokens": [str(token) for token in trace.tokens],
         "rows": ["embed", *sites],
-        "grids": {key: pack(grid.values) for key, grid in grids.items() if not grid.absent},
-        "missing": {key: grid.missing for key, grid in grids.items() if not grid.absent},
-        "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
-        "reads": {key: _reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
-        "holds": _holds(trace.source_atoms, data),
         "sequence": {site: pack(triangle(each.mean(axis=0))) for site, each in patterns.items()},
         "patterns": {site: pack(triangle(each)) for site, each in patterns.items() if heads and len(each) > 1},
         "heads": {site: len(each) for site, each in patterns.items()},
@@ -204,7 +217,8 @@ def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> d
     names, values = ordered_reads(data, key, source_atoms)
     # by name, not by what is NaN: a number that failed is not a source that does not exist
     sites = [str(site) for site in data["read"].values]
-    there = [source_atoms[s] if key == "weights" else ("embed", *sites[:r]) for r, s in enumerate(sites)]
+    written = [["embed", *sites[:n]] for n in data["seen"].values.tolist()]
+    there = [source_atoms[site] if key == "weights" else atoms for site, atoms in zip(sites, written, strict=True)]
     exists = np.array([[name in held for name in names] for held in there])
     return {
         "names": names,

@@ -25,7 +25,10 @@ Object.assign(View.prototype, {
     }
     this.quantity = this.payload.quantities.find((o) => o.key === this.view.quantity);
     this.mode = this.payload.depth.find((o) => o.key === this.view.depth);
-    for (const p of this.panels) p.head = this.view.head;
+    for (const p of this.panels) {
+      p.head = this.view.head;
+      p.use(this.view.way);
+    }
     const look = [this.rev, this.isDark, this.width, this.quantity.key, this.mode.key].join();
     if (look !== this.look) {
       this.look = look;

@@ -57,15 +57,21 @@ def top_reads(trace: Any, read: str, pos: int) -> tuple[str, list[tuple[str, flo
     """(what the numbers are, [(source, number)] by falling size) of one read at one position.
 
     The system's own weights where they are a distribution over several sources, else the lengths of contributions.
+    `read` may be a site; where it reads in several ways, that is its first.
     """
+    if read in (reads := [str(name) for name in trace.dataset["read"].values]):
+        found = trace.dataset.sel(read=read)
+        trace, read = trace.of_way(str(found["way"].values) or None), str(found["site"].values)
+    else:
+        trace = trace.of_way()
     weights = grid(trace, "depth_entropy")
     own = not weights.absent and read not in weights.missing
     key = "weights" if own else "contribution"
     names, values = ordered_reads(trace.dataset, key, trace.source_atoms)
-    reads = [str(name) for name in trace.dataset["read"].values]
-    if read not in reads:
+    sites = [str(name) for name in trace.dataset["read"].values]
+    if read not in sites:
         raise KeyError(f"No read {read!r}; the reads are {', '.join(reads)}.")
-    row = values[reads.index(read), :, pos]
+    row = values[sites.index(read), :, pos]
     found = [(name, float(value)) for name, value in zip(names, row, strict=True) if not np.isnan(value)]
     return DEPTH[key][2].lower(), sorted(found, key=lambda pair: -abs(pair[1]))
 

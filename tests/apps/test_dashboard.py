@@ -95,6 +95,7 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "quantity": "residual_norm",
         "depth": "contribution",
         "head": "2",
+        "way": "",
     }
     assert [panel["name"] for panel in payload(app)["panels"]] == ["attnres-full"]
     assert forward_passes == [PROMPT]

@@ -55,11 +55,11 @@ def test_every_number_is_the_number_of_the_dataset(traces: dict[str, t2lens.Trac
     for key in QUANTITIES:
         expected = grid(trace, key)
         if expected.absent:
-            assert panel["absent"][key] == expected.absent and key not in panel["grids"]
+            assert panel["ways"][""]["absent"][key] == expected.absent and key not in panel["ways"][""]["grids"]
         else:
-            assert np.array_equal(unpack(panel["grids"][key]), expected.values, equal_nan=True)
+            assert np.array_equal(unpack(panel["ways"][""]["grids"][key]), expected.values, equal_nan=True)
     for key, (variable, column, _, _) in DEPTH.items():
-        sent = panel["reads"][key]
+        sent = panel["ways"][""]["reads"][key]
         values, start = unpack(sent["values"]), 0
         rebuilt = np.full((data.sizes["read"], data.sizes[column], len(TOKENS)), np.nan, np.float32)
         where = [list(data[column].values).index(source) for source in sent["names"]]
@@ -86,23 +86,26 @@ def test_the_lower_triangle_is_row_by_row() -> None:
 
 def test_a_system_without_gates_says_so_and_sends_no_zeros(traces: dict[str, t2lens.Trace]) -> None:
     panel_a, panel_b = maps_payload([traces["standard"], traces["ddl"]], quantity="gate")["panels"]
-    assert "no gates" in panel_a["absent"]["gate"] and "gate" not in panel_a["grids"]
-    assert "gate" in panel_b["grids"]
-    assert set(panel_b["missing"]["gate"]) == {"embed", "out"}
+    assert "no gates" in panel_a["ways"][""]["absent"]["gate"] and "gate" not in panel_a["ways"][""]["grids"]
+    assert "gate" in panel_b["ways"][""]["grids"]
+    assert set(panel_b["ways"][""]["missing"]["gate"]) == {"embed", "out"}
 
 
 def test_sums_and_states_name_the_atoms_they_hold(traces: dict[str, t2lens.Trace]) -> None:
     block = maps_payload([traces["attnres-block"]])["panels"][0]
-    assert block["holds"]["1.mlp"]["block1"] == ["0.attn", "0.mlp"]
-    assert block["reads"]["weights"]["names"][-1] == "partial"  # it moves, so it stands last
+    assert block["ways"][""]["holds"]["1.mlp"]["block1"] == ["0.attn", "0.mlp"]
+    assert block["ways"][""]["reads"]["weights"]["names"][-1] == "partial"  # it moves, so it stands last
     full = maps_payload([traces["attnres-full"]])["panels"][0]
-    assert full["holds"]["2.mlp"] == {}  # every source is one atom
+    assert full["ways"][""]["holds"]["2.mlp"] == {}  # every source is one atom
     ddl = maps_payload([traces["ddl"]])["panels"][0]
-    assert ddl["holds"]["1.attn"]["state"] == ["embed", "0.attn", "0.mlp"]
+    assert ddl["ways"][""]["holds"]["1.attn"]["state"] == ["embed", "0.attn", "0.mlp"]
 
 
 def test_coefficients_that_are_means_say_so(traces: dict[str, t2lens.Trace]) -> None:
-    what = {name: maps_payload([traces[name]])["panels"][0]["reads"]["mixing"]["what"] for name in ("ddl", "ddl-cc-ec")}
+    what = {
+        name: maps_payload([traces[name]])["panels"][0]["ways"][""]["reads"]["mixing"]["what"]
+        for name in ("ddl", "ddl-cc-ec")
+    }
     assert "mean" in what["ddl-cc-ec"] and "mean" not in what["ddl"]
 
 
@@ -150,8 +153,8 @@ def test_half_precision_is_half_the_size_and_says_so(traces: dict[str, t2lens.Tr
     pair = [traces["attnres-full"], traces["ddl"]]
     exact, half = maps_payload(pair), maps_payload(pair, precision="f2")
     assert half["precision"] == "f2"
-    sent = unpack(half["panels"][0]["reads"]["mixing"]["values"])
-    assert np.allclose(sent, unpack(exact["panels"][0]["reads"]["mixing"]["values"]), rtol=1e-3)
+    sent = unpack(half["panels"][0]["ways"][""]["reads"]["mixing"]["values"])
+    assert np.allclose(sent, unpack(exact["panels"][0]["ways"][""]["reads"]["mixing"]["values"]), rtol=1e-3)
     small = maps_payload(pair, precision="f2", reads=["mixing"], depth="mixing", sequence=False)
     assert len(json.dumps(small)) < len(json.dumps(half)) < len(json.dumps(exact))
     assert small["panels"][0]["sequence"] == {}
@@ -168,6 +171,7 @@ def test_nothing_but_json_and_the_revision_follows_the_content(traces: dict[str,
         "quantity": "residual_norm",
         "depth": "weights",
         "head": "mean",
+        "way": "",
     }
 
 

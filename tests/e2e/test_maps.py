@@ -177,7 +177,12 @@ def test_choices_are_heard_and_the_same_revision_keeps_them(show: Callable[..., 
     maps.page.wait_for_function("heard.length === 4")
     heard = maps.page.evaluate("heard")
     assert [key for key, _ in heard] == ["cell", "cell", "cell", "show"]
-    assert heard[2][1] == cell and heard[3][1] == {"quantity": "residual_norm", "depth": "contribution", "head": "mean"}
+    assert heard[2][1] == cell and heard[3][1] == {
+        "quantity": "residual_norm",
+        "depth": "contribution",
+        "head": "mean",
+        "way": "",
+    }
     maps.page.evaluate("p => again(p)", payload)
     assert maps.cell() == cell
     maps.page.locator(".t2l .walk button").first.click()

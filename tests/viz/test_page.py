@@ -56,11 +56,13 @@ def test_the_page_holds_the_numbers_of_the_trace():
     assert payload["precision"] == "f4"
     assert [panel["name"] for panel in payload["panels"]] == ["attnres-full", "ddl"]
     for panel, one in zip(payload["panels"], (trace, other), strict=True):
-        np.testing.assert_array_equal(panel["grids"]["residual_norm"][1:], one.dataset["residual_norm"].values)
+        np.testing.assert_array_equal(
+            panel["ways"][""]["grids"]["residual_norm"][1:], one.dataset["residual_norm"].values
+        )
         assert panel["tokens"] == one.tokens
     values = trace.dataset["depth_weight"].values.swapaxes(1, 2)
     np.testing.assert_array_equal(
-        payload["panels"][0]["reads"]["weights"]["values"], values[~np.isnan(values[:, :, 0])]
+        payload["panels"][0]["ways"][""]["reads"]["weights"]["values"], values[~np.isnan(values[:, :, 0])]
     )
 
 
@@ -127,7 +129,7 @@ def test_over_the_budget_numbers_are_rounded_and_it_is_said(monkeypatch: pytest.
     assert "rounded to 3 digits" in rounded["notes"][-1]
     small = rounded["panels"][0]["sequence"]["1.attn"][3 * 4 // 2 + 1]
     assert 0 < small < 1e-6  # not zero, which would look like an exact zero
-    assert rounded["panels"][0]["grids"]["residual_norm"][1, 0] == 1e6  # more than float16 can hold
+    assert rounded["panels"][0]["ways"][""]["grids"]["residual_norm"][1, 0] == 1e6  # more than float16 can hold
 
 
 def test_notices_and_failed_checks_reach_the_page():
