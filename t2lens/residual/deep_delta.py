@@ -5,16 +5,25 @@
 
 X is the carried state, x what the sublayer reads of it. beta = 0 leaves X alone, 1 overwrites what X held along k with
 v, 2 reflects it. Section 3 of the paper; scalar state: X is the stream [T, D] and x = X. Expanded state: X has V value
-channels; x_i = sum_v w_eff[i, v] X[v, i] (channel compression, a small kernel over the channels times a read vector);
-X_0 repeats the embedding over the channels, or a causal depthwise convolution over time fills them (embed_conv).
+channels, X_0 repeats the embedding over them or a causal depthwise convolution over time fills them (embed_conv), and
+one compressor per block (one more for the readout) reads them, x by one of
 
-Paper and code: the paper's v is linear in c; the code's is 4 sigmoid(W x + b) of the raw x; both are `value_form`. The
-code's config starts beta at 1. Gates are computed in at least float32. Init as in the code: matrices N(0, 0.5/sqrt(D)),
-read vector 1/V, embedding convolution at identity, biases 0 but for beta's.
+    channels (CC)  x_i[t] = sum_q r_q sum_tau W[i, tau] X[t, q + tau - pad, i]          over channels, same padding
+    time (TC)      x_i[t] = sum_v r_v sum_tau W[i, v, tau] X[t - (K - 1) + tau, v, i]   sources come token-shifted
+
+The write-only control, X' = X + beta k v^T, is `edit`: nothing is erased, everything else is equal. The paper asks for
+it (its section 5: the gains of the expanded state are not isolated from it) and does not have it.
+
+Paper and code: the paper's v is linear in c; the code's is 4 sigmoid(W x + b) of the raw x, or W x + b, or a constant
+(`value_form`). The paper's CC has no read vector. The code's gate is w.c + b, or w.tanh(W c) + b (`beta_hidden`); its
+config starts beta at 1. Gates are computed in at least float32. Init as in the code: matrices N(0, 0.5/sqrt(D)), read
+vectors 1/V, embedding convolution at identity, biases 0 but for beta's.
 
 Two exact linear forms, never mixed (they attribute erasure differently):
     additive   X' = X + F delta^T,  delta = beta (v - k^T X) / |F|      the atom is F, erasing hides in its coefficient
     operator   X' = (I - beta k k^T) X + k beta v^T                     the atom is k beta v^T, erasing is charged to X
+
+(write-only: delta = beta v / |F| and I in place of I - beta k k^T.)
 
 Inside, X is [..., B, T, V, D] (V = 1 for the scalar state drops to [..., B, T, D]).
 """
@@ -23,7 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +40,10 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.hooks import HookPoint
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, memory_of
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
+from t2lens.sublayers.short_conv import causal_conv
 
 __all__ = ["DeepDelta", "DeepDeltaLearning"]
 
@@ -42,30 +52,45 @@ __all__ = ["DeepDelta", "DeepDeltaLearning"]
 class DeepDelta(ResidualConfig):
     """Deep Delta Learning (arXiv 2601.00417): X + beta k (v^T - k^T X), beta in (0, 2).
 
-    value_channels: d_v; 1 is the scalar (vector) state, more is the expanded state read through channel compression.
-    embed_conv: kernel size of the causal embedding convolution that fills the expanded state, or None (repeat e).
-    value_form: "sigmoid_of_raw" (the code: v = scale * sigmoid(W x + b), x the raw read) or "linear_of_normed" (the
-    paper: v = W c + b, c the normed read). beta_init: gate value at zero input (the code's config default is 1, where
-    the regime is projection; its module fallback is 0).
+    edit: "delta", or "write_only" for the control X + beta k v^T. value_channels: d_v; 1 is the scalar (vector) state,
+    more is the expanded state, which `compress` reads: over its "channels" (CC) or over "time" (TC), with kernels of
+    compress_kernel. compress_pad: padding of the channels, "same", or "causal" (all on the left; the accelerated code
+    has that option). embed_conv: kernel size of the causal embedding convolution that fills the expanded state, or None
+    (repeat e). value_form: "sigmoid_of_raw" (the code: v = value_scale * sigmoid(W x + b), x the raw read),
+    "linear_of_raw" (W x + b), "linear_of_normed" (the paper: W c + b, c the normed read), "constant" (value_constant).
+    beta_hidden: neurons of a two-layer tanh gate, or None for the linear one. beta_init: gate value at zero input (the
+    code's config default is 1, where the regime is projection; its module fallback is 0). k_eps: in the norm of k.
     """
 
     kind: ClassVar[str] = "ddl"
+    edit: Literal["delta", "write_only"] = "delta"
     value_channels: int = 1
     embed_conv: int | None = None
+    compress: Literal["channels", "time"] = "channels"
     compress_kernel: int = 4
-    value_form: Literal["sigmoid_of_raw", "linear_of_normed"] = "sigmoid_of_raw"
+    compress_pad: Literal["same", "causal"] = "same"
+    value_form: Literal["sigmoid_of_raw", "linear_of_raw", "linear_of_normed", "constant"] = "sigmoid_of_raw"
     value_scale: float = 4.0
+    value_constant: float = 2.0
+    beta_hidden: int | None = None
     beta_init: float = 1.0
     k_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         check_positive(self, "value_channels", "compress_kernel")
-        check_one_of(self, "value_form", ("sigmoid_of_raw", "linear_of_normed"))
+        check_one_of(self, "edit", ("delta", "write_only"))
+        check_one_of(self, "compress", ("channels", "time"))
+        check_one_of(self, "compress_pad", ("same", "causal"))
+        check_one_of(self, "value_form", ("sigmoid_of_raw", "linear_of_raw", "linear_of_normed", "constant"))
+        if self.beta_hidden is not None:
+            check_positive(self, "beta_hidden")
         if self.embed_conv is not None:
             check_positive(self, "embed_conv")
             if self.value_channels == 1:
                 raise ValueError("DeepDelta: embed_conv fills an expanded state, so it needs value_channels above 1.")
-        if self.value_channels > 1 and self.compress_kernel > self.value_channels:
+        if self.compress == "time" and self.value_channels == 1:
+            raise ValueError("DeepDelta: compress='time' reads an expanded state, so it needs value_channels above 1.")
+        if self.compress == "channels" and 1 < self.value_channels < self.compress_kernel:
             raise ValueError(
                 f"DeepDelta: compress_kernel ({self.compress_kernel}) must not exceed "
                 f"value_channels ({self.value_channels})."
@@ -77,14 +102,29 @@ class DeepDelta(ResidualConfig):
 
     def describe(self) -> str:
         state = "scalar state" if self.value_channels == 1 else f"expanded state, {self.value_channels} channels"
-        return f"Deep Delta Learning, {state}"
+        if self.compress == "time":
+            state += " compressed over time"
+        system = "Deep Delta Learning" if self.edit == "delta" else "Write-only control of Deep Delta Learning"
+        return f"{system}, {state}"
+
+
+class _Timed(NamedTuple):
+    """A state whose reads look back in time, with the places (and so the decoding cache) of its pass."""
+
+    x: Tensor
+    places: Places | None
+
+
+_State = Tensor | _Timed
 
 
 class DeepDeltaLearning(ResidualSystem):
     forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
     gate_label: ClassVar[str | None] = "beta"
     gate_range: ClassVar[tuple[float, float] | None] = (0.0, 2.0)
-    gate_meaning: ClassVar[str | None] = "Beta: 0 leaves the state alone, 1 overwrites along k, 2 reflects."
+    gate_meaning: ClassVar[str | None] = (
+        "Beta: 0 leaves the state alone, 1 overwrites along k, 2 reflects (write-only: the size of the write)."
+    )
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
@@ -93,12 +133,17 @@ class DeepDeltaLearning(ResidualSystem):
         d, channels, writes = cfg.d_model, self.cfg.value_channels, len(sites) - 1
         self.expanded = channels > 1
         start = min(max(self.cfg.beta_init / 2, 1e-6), 1 - 1e-6)
-        self.beta_weight = nn.Parameter(torch.zeros(writes, d))
+        hidden, kernel = self.cfg.beta_hidden, self.cfg.compress_kernel
+        if hidden is not None:
+            self.beta_in = nn.Parameter(torch.zeros(writes, hidden, d))
+        self.beta_weight = nn.Parameter(torch.zeros(writes, hidden or d))
         self.beta_bias = nn.Parameter(torch.full((writes,), math.log(start / (1 - start))))
-        self.value_weight = nn.Parameter(torch.zeros(writes, channels, d))
-        self.value_bias = nn.Parameter(torch.zeros(writes, channels))
+        if self.cfg.value_form != "constant":
+            self.value_weight = nn.Parameter(torch.zeros(writes, channels, d))
+            self.value_bias = nn.Parameter(torch.zeros(writes, channels))
         if self.expanded:  # one compressor per block, and one for the readout
-            self.compress = nn.Parameter(torch.zeros(cfg.n_layers + 1, d, self.cfg.compress_kernel))
+            shape = (d, kernel) if self.cfg.compress == "channels" else (d, channels, kernel)
+            self.compress = nn.Parameter(torch.zeros(cfg.n_layers + 1, *shape))
             self.compress_read = nn.Parameter(torch.full((cfg.n_layers + 1, channels), 1 / channels))
         if self.cfg.embed_conv is not None:
             self.embed_kernel = nn.Parameter(torch.zeros(d, channels, self.cfg.embed_conv))
@@ -107,43 +152,39 @@ class DeepDeltaLearning(ResidualSystem):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """The code's init, drawn from `generator`."""
         std = 0.5 / math.sqrt(self.model_cfg.d_model)
-        for name in ("beta_weight", "value_weight", "compress"):
+        for name in ("beta_in", "beta_weight", "value_weight", "compress"):
             if hasattr(self, name):
                 getattr(self, name).data.normal_(0.0, std, generator=generator)
         if self.cfg.embed_conv is not None:
             self.embed_kernel.data.zero_()[..., -1] = 1.0
 
     # --- the state and its reads: linear
-    def begin(self, embed: Tensor, places: Places | None = None) -> Tensor:
+    def begin(self, embed: Tensor, places: Places | None = None) -> _State:
         if not self.expanded:
             return embed
+        x = embed.unsqueeze(-2)
         if self.cfg.embed_conv is None:
-            return embed.unsqueeze(-2).expand(*embed.shape[:-1], self.cfg.value_channels, embed.shape[-1])
-        return self._embed_conv(embed, places)
-
-    def _embed_conv(self, embed: Tensor, places: Places | None) -> Tensor:
-        """X_0[t, v, i] = sum_tau W[i, v, tau] e[t - (K - 1) + tau, i]; the past before the text is zero."""
-        kernel, past = self.embed_kernel, self.embed_kernel.shape[-1] - 1
-        memory = memory_of(places)
-        if memory is not None and "embed" in memory.memory:
-            line = torch.cat([memory.memory["embed"], embed], dim=-2)
+            x = x.expand(*embed.shape[:-1], self.cfg.value_channels, embed.shape[-1])
         else:
-            line = F.pad(embed, (0, 0, past, 0))
-        if memory is not None:
-            memory.memory["embed"] = line[..., line.shape[-2] - past :, :]
-        n = embed.shape[-2]
-        taps = [line[..., tau : tau + n, None, :] * kernel[..., tau].T for tau in range(past + 1)]
-        return torch.stack(taps).sum(dim=0)
+            x = causal_conv(x, self.embed_kernel.transpose(0, 1), places, "embed")
+        return _Timed(x, places) if self.cfg.compress == "time" else x
 
-    def read(self, state: Tensor, site: Site, gates: Gates) -> Tensor:
+    def read(self, state: _State, site: Site, gates: Gates) -> Tensor:
+        if isinstance(state, _Timed):
+            kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]
+            weight = kernel.transpose(0, 1) * read[:, None, None]  # [V, D, K]
+            return causal_conv(state.x, weight, state.places, f"{site.name}.state").sum(dim=-2)
         return (state * self.effective_read(site)).sum(dim=-2) if self.expanded else state
 
+    def _row(self, site: Site) -> int:
+        """Which compressor reads at `site`."""
+        return self.model_cfg.n_layers if site.layer is None else site.layer
+
     def effective_read(self, site: Site) -> Tensor:
-        """w_eff [V, D]: w_eff[v, i] = sum_q read[q] W[i, v - q + pad], indices outside the kernel dropped."""
-        which = self.model_cfg.n_layers if site.layer is None else site.layer
-        kernel, read = self.compress[which], self.compress_read[which]  # [D, K], [V]
+        """CC's w_eff [V, D]: w_eff[v, i] = sum_q read[q] W[i, v - q + pad], indices outside the kernel dropped."""
+        kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]  # [D, K], [V]
         channels, width = self.cfg.value_channels, kernel.shape[-1]
-        pad = (width - 1) // 2
+        pad = (width - 1) // 2 if self.cfg.compress_pad == "same" else width - 1
         rows = []
         for v in range(channels):
             taps = [(q, v - q + pad) for q in range(channels) if 0 <= v - q + pad < width]
@@ -151,34 +192,28 @@ class DeepDeltaLearning(ResidualSystem):
         return torch.stack(rows)
 
     # --- the gates of a write: nonlinear
-    def write_gates(self, state: Tensor, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
+    def write_gates(self, state: _State, site: Site, read: Tensor, normed: Tensor, out: Tensor) -> Gates:
         hook, i = self.gate_points[site.index].__getitem__, site.index
         c, raw = wide(normed), wide(read)
-        logit = hook("hook_beta_logit")((c @ self.beta_weight[i].to(c.dtype) + self.beta_bias[i]).unsqueeze(-1))
+        inner = c if self.cfg.beta_hidden is None else F.linear(c, self.beta_in[i].to(c.dtype)).tanh()
+        logit = hook("hook_beta_logit")((inner @ self.beta_weight[i].to(c.dtype) + self.beta_bias[i]).unsqueeze(-1))
         beta = hook("hook_beta")(2 * logit.sigmoid())  # [B, T, 1]
-        if self.cfg.value_form == "sigmoid_of_raw":
-            value = (
-                self.cfg.value_scale
-                * (F.linear(raw, self._wide_value(i, raw), self.value_bias[i].to(raw.dtype))).sigmoid()
-            )
-        else:
-            value = F.linear(c, self._wide_value(i, c), self.value_bias[i].to(c.dtype))
-        value = hook("hook_value")(value)  # [B, T, V]
+        value = hook("hook_value")(self._value(i, raw, c))  # [B, T, V]
         size = (wide(out).square().sum(dim=-1, keepdim=True) + self.cfg.k_eps**2).sqrt()
         direction = hook("hook_dir")((wide(out) / size).to(out.dtype))
-        held = hook("hook_proj")(self._along(wide(direction), wide(state)))  # k^T X [B, T, V]
-        step = beta * (value - held)
-        return {
-            "beta": beta,
-            "value": value,
-            "direction": direction,
-            "proj": held,
-            "size": size,
-            "delta": step / size,
-        }
+        gates = {"beta": beta, "value": value, "direction": direction, "size": size}
+        if self.cfg.edit == "write_only":
+            return gates | {"delta": beta * value / size}
+        x = state.x if isinstance(state, _Timed) else state
+        held = hook("hook_proj")(self._along(wide(direction), wide(x)))  # k^T X [B, T, V]
+        return gates | {"proj": held, "delta": beta * (value - held) / size}
 
-    def _wide_value(self, i: int, like: Tensor) -> Tensor:
-        return self.value_weight[i].to(like.dtype)
+    def _value(self, i: int, raw: Tensor, normed: Tensor) -> Tensor:
+        if self.cfg.value_form == "constant":
+            return raw.new_full((*raw.shape[:-1], self.cfg.value_channels), self.cfg.value_constant)
+        of = normed if self.cfg.value_form == "linear_of_normed" else raw
+        value = F.linear(of, self.value_weight[i].to(of.dtype), self.value_bias[i].to(of.dtype))
+        return self.cfg.value_scale * value.sigmoid() if self.cfg.value_form == "sigmoid_of_raw" else value
 
     def _along(self, direction: Tensor, state: Tensor) -> Tensor:
         """k^T X: [..., B, T, V]."""
@@ -195,9 +230,11 @@ class DeepDeltaLearning(ResidualSystem):
         """F along the direction in use: out itself to rounding, and still right when an edit turned the direction."""
         return gates["direction"] * gates["size"].to(out.dtype)
 
-    def write(self, state: Tensor, site: Site, atom: Tensor, gates: Gates) -> Tensor:
+    def write(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> _State:
         # in float32 at least: delta is as large as 1 / |F|, which half precision cannot hold where F is (nearly) zero
         step = self._outer(wide(atom), gates["delta"])
+        if isinstance(state, _Timed):
+            return state._replace(x=state.x + step.to(state.x.dtype))
         return state + step.to(state.dtype)
 
     def linear_form(self, form: str) -> ResidualSystem:
@@ -232,31 +269,39 @@ class DeepDeltaLearning(ResidualSystem):
                     "state",
                 ),
             ):
+                if name == "hook_proj" and self.cfg.edit == "write_only":
+                    continue  # which does not ask what the state holds
                 full = f"blocks.{site.layer}.ddl_{site.kind}.{name}"
                 point = self.hook_point(full, shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
                 self.gate_points[-1][name] = point
 
 
 class _OperatorForm(ResidualSystem):
-    """The same state, reads and gates with the other linear write: X' = (I - beta k k^T) X + atom."""
+    """The same state, reads and gates with the other linear write: X' = (I - beta k k^T) X + atom, or X + atom."""
 
     def __init__(self, system: DeepDeltaLearning) -> None:
         super().__init__(system.model_cfg, system.sites)
         self.system = system
 
-    def begin(self, embed: Tensor, places: Places | None = None) -> Tensor:
+    def begin(self, embed: Tensor, places: Places | None = None) -> _State:
         return self.system.begin(embed, places)
 
-    def read(self, state: Tensor, site: Site, gates: Gates) -> Tensor:
+    def read(self, state: _State, site: Site, gates: Gates) -> Tensor:
         return self.system.read(state, site, gates)
 
     def atom(self, out: Tensor, gates: Gates) -> Tensor:
         return self.system._outer(gates["direction"], (gates["beta"] * gates["value"]).to(out.dtype))
 
-    def write(self, state: Tensor, site: Site, atom: Tensor, gates: Gates) -> Tensor:
-        direction = gates["direction"]
-        erased = gates["beta"].to(state.dtype) * self.system._along(direction, state)
-        return state - self.system._outer(direction, erased) + atom
+    def write(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> _State:
+        if isinstance(state, _Timed):
+            return state._replace(x=self._written(state.x, atom, gates))
+        return self._written(state, atom, gates)
+
+    def _written(self, x: Tensor, atom: Tensor, gates: Gates) -> Tensor:
+        if self.system.cfg.edit == "write_only":
+            return x + atom
+        erased = gates["beta"].to(x.dtype) * self.system._along(gates["direction"], x)
+        return x - self.system._outer(gates["direction"], erased) + atom
 
     def scalar(self) -> bool:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 
 import t2lens
 from t2lens.residual import DeepDelta
+from t2lens.sublayers import DecodingCache
 from tests.systems import random_tokens, tiny, tiny_config
 
 VECTOR = ["ddl", "ddl-linear"]
-EVERY = [*VECTOR, "ddl-cc", "ddl-cc-ec"]
+EVERY = [*VECTOR, "ddl-cc", "ddl-cc-ec", "ddl-tc-ec"]
 
 
 def run(model, tokens, **forced):
@@ -39,6 +41,8 @@ def run(model, tokens, **forced):
             model.run_with_hooks(tokens, fwd_hooks=hooks)
     finally:
         del model.residual.write
+    if isinstance(states["before"], tuple):  # the state of the reads over time
+        states["before"], states["after"] = states["before"].x, states["after"].x
     if not model.residual.expanded:
         states["before"], states["after"] = (states[n].unsqueeze(-2) for n in ("before", "after"))
     return states["before"], states["after"], states["gates"]
@@ -94,11 +98,14 @@ def test_gates_follow_the_equations(system):
         i, gates = step.site.index, step.gates
         read = record.reads[step.site.name]
         c = model.blocks[step.site.layer].get_submodule({"attn": "ln1", "mlp": "ln2"}[step.site.kind])(read)
+        inner = c if cfg.beta_hidden is None else torch.tanh(c @ r.beta_in[i].T)
         assert torch.allclose(
-            gates["beta"].squeeze(-1), 2 * torch.sigmoid(c @ r.beta_weight[i] + r.beta_bias[i]), atol=1e-12
+            gates["beta"].squeeze(-1), 2 * torch.sigmoid(inner @ r.beta_weight[i] + r.beta_bias[i]), atol=1e-12
         )
         if cfg.value_form == "sigmoid_of_raw":
             value = cfg.value_scale * torch.sigmoid(read @ r.value_weight[i].T + r.value_bias[i])
+        elif cfg.value_form == "linear_of_raw":
+            value = read @ r.value_weight[i].T + r.value_bias[i]
         else:
             value = c @ r.value_weight[i].T + r.value_bias[i]
         assert torch.allclose(gates["value"], value, atol=1e-12)
@@ -168,12 +175,137 @@ def test_operator_form_by_running_backwards():
     assert float(((g * record.embed).sum(-1) - shares[..., 0, :] @ u).abs().max()) < 1e-10
 
 
+# --- the expanded state's other reads, values and gates ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels, kernel, embed_conv", [(2, 1, None), (4, 4, 3), (3, 5, 1)])
+def test_time_compression_equals_a_loop_over_tokens(channels, kernel, embed_conv):
+    """x_i[t] = sum_v r_v sum_tau W[i, v, tau] X[t - (K - 1) + tau, v, i], nothing before the text."""
+    cfg = DeepDelta(value_channels=channels, compress="time", compress_kernel=kernel, embed_conv=embed_conv)
+    model, tokens = tiny("ddl", 1, residual=cfg), random_tokens(1)
+    r, states = model.residual, {}
+    original = r.read
+
+    def read(state, site, gates):
+        states[site.name] = state.x
+        return original(state, site, gates)
+
+    r.read = read
+    reads = model.record(tokens).reads
+    for name, row in (("0.attn", 0), ("0.mlp", 0), ("2.attn", 2), ("out", 3)):
+        state, expected = states[name], torch.zeros_like(reads[name])
+        for t in range(tokens.shape[1]):
+            for v in range(channels):
+                for tau in range(kernel):
+                    if (s := t - (kernel - 1) + tau) >= 0:
+                        expected[:, t] += r.compress_read[row, v] * r.compress[row, :, v, tau] * state[:, s, v]
+        assert float((reads[name] - expected).detach().abs().max()) < 1e-12
+
+
+def test_time_compression_accounts_for_token_shifted_sources_by_writer():
+    """Section 3.7 of the spec: what atom j adds is w_eff delta_j F_j with the kernel over earlier tokens."""
+    model, tokens = tiny("ddl-tc-ec", 2), random_tokens(2)
+    record, r = model.record(tokens), model.residual
+    shares = t2lens.contributions(model, tokens, read="out")
+    weight = (r.compress[-1] * r.compress_read[-1][:, None]).detach()  # [D, V, K]
+    for step in record.steps[:-1]:
+        wrote = step.gates["delta"].unsqueeze(-1) * step.out.unsqueeze(-2)  # [B, T, V, D]
+        expected, last = torch.zeros_like(step.out), weight.shape[-1] - 1
+        for tau in range(last + 1):
+            for t in range(last - tau, tokens.shape[1]):
+                expected[:, t] += (wrote[:, t - last + tau] * weight[..., tau].T).sum(dim=-2)
+        assert float((shares[..., step.site.index + 1, :] - expected).abs().max()) < 1e-10
+
+
+def test_decoding_with_time_compression_from_the_first_token():
+    """A prompt shorter than the kernel must not matter: what is missing is the nothing before the text."""
+    model, tokens = tiny("ddl-tc-ec", 3), random_tokens(3)
+    with torch.no_grad():
+        cache = DecodingCache()
+        steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(tokens.shape[1])]
+        assert float((torch.cat(steps, dim=1) - model(tokens)).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("system", ["ddl-cc", "ddl-tc-ec"])
+def test_causal_channel_padding_and_same_padding_differ_only_in_the_shift(system):
+    """Causal: w_eff[v] = sum_q read[q] W[v - q + K - 1]; over time there is no padding to choose."""
+    cfg = replace(tiny_config(system).residual, compress_pad="causal")
+    model = tiny(system, 4, residual=cfg)
+    r, site = model.residual, model.sites[-1]
+    if system == "ddl-tc-ec":
+        same = tiny(system, 4)
+        assert torch.equal(same(random_tokens(4)), model(random_tokens(4)))
+        return
+    expected = torch.zeros(4, 16, dtype=torch.float64)
+    for v in range(4):
+        for q in range(v, 4):
+            expected[v] += r.compress_read[-1, q].detach() * r.compress[-1, :, v - q + 3].detach()
+    assert float((r.effective_read(site) - expected).detach().abs().max()) < 1e-12
+
+
+def test_constant_value_has_no_weights_and_is_written_whole_at_beta_one():
+    model, tokens = tiny("ddl", 5, residual=DeepDelta(value_form="constant", value_constant=1.5)), random_tokens(5)
+    assert not any("residual.value" in name for name, _ in model.named_parameters())
+    _, after, gates = run(model, tokens, beta=1.0, dir=unit(3, tokens))
+    along = (after * gates["direction"].unsqueeze(-2)).sum(-1)
+    assert float((along - 1.5).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_write_only_is_the_delta_rule_without_the_erasure(expanded):
+    """At one write from the same state: X' = X + beta k v^T, which is the delta rule's X' plus beta k k^T X."""
+    channels = {"value_channels": 4} if expanded else {}
+    tokens = random_tokens(6)
+    before, after, gates = run(tiny("ddl", 6, residual=DeepDelta(edit="write_only", **channels)), tokens)
+    k, beta = gates["direction"].unsqueeze(-2), gates["beta"].unsqueeze(-1)
+    assert float((after - before - beta * k * gates["value"].unsqueeze(-1)).abs().max()) < 1e-10
+    delta = tiny("ddl", 6, residual=DeepDelta(**channels))
+    assert [*delta.state_dict()] == [*tiny("ddl", 6, residual=DeepDelta(edit="write_only", **channels)).state_dict()]
+    site = next(s for s in delta.sites if s.name == "1.mlp")
+    state = before if expanded else before.squeeze(-2)
+    again = delta.residual.write_gates(
+        state, site, *(torch.zeros_like(before[..., 0, :]) for _ in range(2)), k.squeeze(-2)
+    )
+    assert torch.allclose(again["proj"], (k * before).sum(-1), atol=1e-8)
+    assert "proj" not in gates
+
+
+def test_write_only_forms_agree_atom_by_atom():
+    """Without an erasure there is nothing on which the two forms could differ."""
+    model, tokens = tiny("ddl-write-only", 7), random_tokens(7)
+    additive = t2lens.contributions(model, tokens, read="out")
+    operator = t2lens.contributions(model, tokens, read="out", form="operator")
+    assert float((additive - operator).abs().max()) < 1e-10
+    assert not any(name.endswith("hook_proj") for name in model.hook_dict)
+
+
+def test_gates_start_as_the_code_starts_them():
+    model: Any = t2lens.build(tiny_config("ddl-tc-ec", residual=DeepDelta(
+        value_channels=2, compress="time", embed_conv=3, beta_hidden=400)), seed=0)  # fmt: skip
+    r = model.residual
+    for weight in (r.beta_in, r.value_weight, r.compress):
+        assert abs(float(weight.detach().std()) / (0.5 / 4) - 1) < 0.1
+    assert torch.equal(r.compress_read, torch.full((4, 2), 0.5))
+    assert not r.value_bias.any()
+
+
+def test_existing_configs_keep_their_meaning():
+    """Keys of models that are already out, without those that came later."""
+    keys = {"value_channels": 4, "embed_conv": 4, "compress_kernel": 4, "value_form": "sigmoid_of_raw",
+            "value_scale": 4.0, "beta_init": 1.0, "k_eps": 1e-5}  # fmt: skip
+    data = tiny_config("ddl").to_dict() | {"residual": {"kind": "ddl", **keys}}
+    assert t2lens.ModelConfig.from_dict(data).residual == DeepDelta(value_channels=4, embed_conv=4)
+
+
 def test_bad_configs_say_what_is_wrong():
     for arguments, words in (
         ({"beta_init": 2.5}, r"\[0, 2\)"),
         ({"embed_conv": 4}, "value_channels above 1"),
         ({"value_channels": 2, "compress_kernel": 4}, "must not exceed"),
         ({"value_form": "relu"}, "one of"),
+        ({"edit": "erase_only"}, "one of delta, write_only"),
+        ({"compress": "time"}, "value_channels above 1"),
+        ({"beta_hidden": 0}, "at least 1"),
     ):
         with pytest.raises(ValueError, match=words):
             DeepDelta(**arguments)  # type: ignore[arg-type]
