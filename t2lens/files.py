@@ -100,3 +100,8 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error}).") from None
+
+
+def few(names: list[str], n: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")

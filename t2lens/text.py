@@ -19,8 +19,10 @@ __all__ = ["TextInterface", "TokenizerLike"]
 class TokenizerLike(Protocol):
     """What a model needs of a tokenizer."""
 
-    bos_id: int
-    pad_id: int
+    @property
+    def bos_id(self) -> int | None: ...  # None: a text begins with nothing
+    @property
+    def pad_id(self) -> int: ...
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -77,7 +79,7 @@ class TextInterface:
         if not isinstance(text, str):
             raise TypeError(f"Expected a text, got {type(text).__name__}.")
         tokenizer = self._tokenizer()
-        return ([tokenizer.bos_id] if prepend_bos else []) + tokenizer.encode(text)
+        return ([tokenizer.bos_id] if prepend_bos and tokenizer.bos_id is not None else []) + tokenizer.encode(text)
 
     def _pad(self, rows: list[list[int]], padding_side: str | None = None) -> tuple[Tensor, Tensor | None]:
         side = padding_side or self.default_padding_side
@@ -155,6 +157,8 @@ class TextInterface:
         """
         if max_new_tokens < 0 or not temperature >= 0 or (top_k is not None and top_k < 1):
             raise ValueError("generate needs max_new_tokens >= 0, temperature >= 0 and top_k >= 1.")
+        if not self.cfg.causal:
+            raise ValueError("A bidirectional model reads the whole sequence at once; it cannot continue a text.")
         tokens, mask = self.prepare(input, attention_mask)
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("Generation continues after the last place, so padding must be on the left.")

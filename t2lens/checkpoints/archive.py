@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Archive", "few"]
+from t2lens.files import few
+
+__all__ = ["Archive"]
 
 SAFE, TORCH = (".safetensors",), (".bin", ".pt", ".pth", ".ckpt")
 _WHOLE = ("model.safetensors", "pytorch_model.bin", "consolidated.pth", "model.pt", "ckpt.pt")  # in this order
@@ -33,6 +35,7 @@ class Archive:
     Attributes:
         folder: where it lies. config: its own, as a dict ({} where it has none).
         shapes: key -> shape, keys without the prefixes that torch.compile and DataParallel put in front.
+        no_tensors: key -> what stands among the weights and is none.
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any] | str | Path | None = None) -> None:
@@ -58,6 +61,7 @@ class Archive:
         self._where = where
         self.shapes: dict[str, tuple[int, ...]] = {name: file.shapes[key] for name, (file, key) in where.items()}
         self.config: dict[str, Any] = self._config(config)
+        self.no_tensors = {key: "it is no tensor" for file in self._files for key in file.no_tensors}
 
     def get(self, name: str) -> Tensor:
         """The tensor under a key of `shapes`, as the file holds it. Not a copy: convert or clone it to keep it."""
@@ -79,11 +83,12 @@ class _File:
     """One file of weights: shapes now, tensors when they are asked for."""
 
     shapes: dict[str, tuple[int, ...]]
-    config: dict[str, Any]
+    config: dict[str, Any]  # what training scripts keep beside the weights
+    no_tensors: list[str]  # keys among the weights that hold something else
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = {}
+        self.config, self.no_tensors = {}, []
         self._read = 0
 
     def get(self, key: str) -> Tensor:
@@ -142,7 +147,7 @@ class _Torch(_File):
         tensors = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
         if not tensors or not all(isinstance(key, str) for key in tensors):
             raise ValueError(f"The file {str(self.path)!r} is not a model: it holds no named tensors.")
-        self._tensors = tensors
+        self._tensors, self.no_tensors = tensors, [str(key) for key in weights if key not in tensors]
 
     def tensor(self, key: str) -> Tensor:
         return self._tensors[key]
@@ -200,7 +205,9 @@ def _weight_files(path: Path) -> tuple[list[Path], set[str]]:
     if found:
         names = few([file.name for file in found])
         raise ValueError(f"The folder {str(path)!r} holds several weight files ({names}): give the path of one.")
-    raise ValueError(f"The folder {str(path)!r} is not a model: it has no weights ({', '.join(_WHOLE[:3])}, ...).")
+    below = sorted({file.parent.name for suffix in SAFE + TORCH for file in path.glob(f"*/*{suffix}")})
+    hint = f"; give the path of one of its folders {few(below)}" if below else ""
+    raise ValueError(f"The folder {str(path)!r} is not a model: it has no {', no '.join(_WHOLE[:2])}{hint}.")
 
 
 def _from_index(path: Path) -> tuple[list[Path], set[str]]:
@@ -236,8 +243,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"The file {str(path)!r} is JSON, but no object with keys.")
     return data
-
-
-def few(names: list[str]) -> str:
-    """The first few names, and that there are more."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from t2lens.checkpoints.archive import Archive, few
+from t2lens.checkpoints import FAMILIES
+from t2lens.checkpoints.archive import Archive
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.files import few
 from t2lens.model import Transformer
 
 __all__ = ["LoadedFrom", "read_checkpoint"]
@@ -67,20 +69,14 @@ def read_checkpoint(
     model.load_state_dict(weights, assign=True)
     left = [key for key, buffer in model.named_buffers() if buffer.is_meta]
     assert not left, f"Buffers that no file holds must be made on first use, not in the constructor: {left}"
-    ignored = {key: reason for key, reason in plan.ignored.items() if key in archive.shapes}
+    ignored = {key: reason for key, reason in plan.ignored.items() if key in archive.shapes} | archive.no_tensors
     model.loaded_from = LoadedFrom(path=Path(path), family=name, assumed=tuple(plan.assumed), ignored=ignored)
     model.name = (archive.folder if Path(path).is_dir() else Path(path)).absolute().name
     return model.requires_grad_(True).eval()
 
 
-def _families() -> tuple[ModuleType, ...]:
-    from t2lens.checkpoints import FAMILIES
-
-    return FAMILIES
-
-
 def _family(path: str | Path, archive: Archive) -> ModuleType:
-    found = [family for family in _families() if family.recognises(archive.config, archive.shapes)]
+    found = [family for family in FAMILIES if family.recognises(archive.config, archive.shapes)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -89,11 +85,9 @@ def _family(path: str | Path, archive: Archive) -> ModuleType:
     what = archive.config.get("model_type")
     says = f"its config says model_type {what!r}" if what else "its config names no model_type"
     if not archive.config:
-        says = "there is no config beside it or inside it"
-    raise ValueError(
-        f"The checkpoint {str(path)!r} is of no format that t2lens knows: {says}, and its keys are like "
-        f"{few(sorted(archive.shapes))}."
-    )
+        says = "it has no config.json, nor a config inside the weights"
+    weights = few(sorted(archive.shapes))
+    raise ValueError(f"The checkpoint {str(path)!r} is of no format that t2lens knows: {says}; it holds {weights}.")
 
 
 def _plan(family: ModuleType, name: str, archive: Archive, options: dict[str, Any]) -> Plan:

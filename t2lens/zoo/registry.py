@@ -1,7 +1,8 @@
 """Models on disk: a folder with config.json, model.safetensors and, where they exist, tokenizer.json and record.json.
 
-`list_models` and `load` know the bundled models by name. Nothing here unpickles; weights carry their SHA-256, so that a
-damaged file is noticed and not merely loaded.
+`list_models` and `load` know the bundled models by name; `load` also reads what others published
+(`t2lens.checkpoints`), from the disk or from the Hugging Face hub. Nothing here unpickles; our own weights carry their
+SHA-256, so that a damaged file is noticed and not merely loaded.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2lens.config import ModelConfig
-from t2lens.files import new_folder
+from t2lens.files import few, new_folder
+from t2lens.zoo import hub
 
 if TYPE_CHECKING:
     import torch
 
     from t2lens.model import Transformer
+    from t2lens.zoo.published_tokenizer import PublishedTokenizer
+    from t2lens.zoo.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parent / "models"
 FORMAT = "t2lens-1"
@@ -67,18 +71,28 @@ def list_models() -> list[ModelInfo]:
 
 
 def load(
-    name_or_path: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name_or_path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    **options: Any,
 ) -> Transformer:
-    """A trained model in eval mode with its tokenizer.
+    """A trained model in eval mode, with its tokenizer where there is one.
+
+    What a published checkpoint leaves open, and what was taken for granted, is printed (on stderr) and kept as
+    `model.loaded_from`.
 
     Args:
-        name_or_path: a bundled name (`list_models`), or a folder that `save` wrote, or its model.safetensors.
+        name_or_path: a bundled name (`list_models`); a folder that `save` wrote, or its model.safetensors; the folder
+            or file of a published checkpoint in any format of `t2lens.checkpoints` (safetensors, sharded or not, or
+            torch files of plain tensors); or a hub id "owner/name", of which safetensors and JSON are downloaded.
         device: where to put it; the CPU by default.
         dtype: a floating torch dtype or its name; float32 by default, whatever the file holds.
+        options: of published checkpoints: `config` (a dict or JSON file in place of the checkpoint's own), `revision`
+            (of a hub id), and what the format leaves open, under the names that its family knows.
 
     Raises:
-        ValueError: unknown name (with the nearest ones), a folder that is not a model, a weight file that is not
-            safetensors, is damaged, or does not fit the config; one sentence each.
+        ValueError: unknown name (with the nearest ones), what is not a model, a weight file that is damaged, not safe
+            to read, or does not fit its config; a hub that cannot be reached; one sentence each.
 
     Example:
         >>> import t2lens
@@ -86,10 +100,37 @@ def load(
         >>> model("In the beginning").shape[-1]
         2048
     """
+    kind, revision = _dtype(dtype), options.pop("revision", None)
+    path = _locate(name_or_path, revision)
+    folder = path if path.is_dir() else path.parent
+    if _is_ours(path):
+        if options:
+            raise ValueError(f"There is no option {min(options)!r} for a model that t2lens itself wrote.")
+        model = _load_ours(folder, device, kind)
+        model.name = folder.absolute().name  # traces and pictures show it
+    else:
+        from t2lens.checkpoints.reading import read_checkpoint
+
+        model = read_checkpoint(path, device, kind, **options)
+        if path != Path(name_or_path):
+            model.name = str(name_or_path).rpartition("/")[2]
+    notes = []
+    try:
+        model.tokenizer = _tokenizer(folder)
+    except ValueError as error:
+        if model.loaded_from is None:
+            raise
+        notes.append(f"{error} The model takes token ids, not text.")
+    if model.loaded_from is not None:
+        if not notes and model.tokenizer is None:
+            notes.append(f"It has no {TOKENIZER}: it takes token ids, not text.")
+        _say(model, notes)
+    return model
+
+
+def _load_ours(folder: Path, device: str | torch.device | None, dtype: torch.dtype) -> Transformer:
     import torch
 
-    kind = _dtype(dtype)
-    folder = _folder(name_or_path)
     cfg, sha256 = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS, sha256)
 
@@ -98,13 +139,30 @@ def load(
     with torch.device("meta"):
         model = Transformer(cfg)
     _check_fit(folder / WEIGHTS, model, weights)
-    model.load_state_dict({name: weight.to(kind) for name, weight in weights.items()}, assign=True)
-    if (folder / TOKENIZER).is_file():
-        from t2lens.zoo.tokenizer import Tokenizer
-
-        model.tokenizer = Tokenizer.load(folder / TOKENIZER)
-    model.name = folder.absolute().name  # traces and pictures show it
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
     return model.requires_grad_(True).to(device or "cpu").eval()
+
+
+def _tokenizer(folder: Path) -> Tokenizer | PublishedTokenizer | None:
+    if not (folder / TOKENIZER).is_file():
+        return None
+    from t2lens.zoo.published_tokenizer import load_tokenizer
+
+    return load_tokenizer(folder / TOKENIZER)
+
+
+def _say(model: Transformer, notes: list[str]) -> None:
+    """What a user of a published model must know, on stderr: as for progress, so that stdout stays what was asked."""
+    from rich.console import Console
+
+    source = model.loaded_from
+    reasons: dict[str, list[str]] = {}
+    for key, reason in source.ignored.items():
+        reasons.setdefault(reason, []).append(key)
+    lines = [f"Assumed: {sentence}" for sentence in source.assumed]
+    lines += [f"Not used ({reason}): {few(sorted(keys))}" for reason, keys in reasons.items()]
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print("\n  ".join([f"Loaded {source.path} as {source.family} ({model.cfg.describe()}).", *lines, *notes]))
 
 
 def save(
@@ -148,24 +206,35 @@ def _bundled_names() -> list[str]:
     return sorted(path.parent.name for path in BUNDLED.glob(f"*/{WEIGHTS}"))
 
 
-def _folder(name_or_path: str | Path) -> Path:
-    names = _bundled_names()
-    if isinstance(name_or_path, str) and name_or_path in names:
-        return BUNDLED / name_or_path
+def _locate(name_or_path: str | Path, revision: str | None) -> Path:
+    """The folder or file of a model: bundled, on the disk, or downloaded."""
+    name, names = str(name_or_path), _bundled_names()
+    if isinstance(name_or_path, str) and name in names:
+        return BUNDLED / name
     path = Path(name_or_path)
-    if str(name_or_path) and path.is_dir():
+    if name and path.exists():
         return path
-    if path.is_file():
-        if path.name != WEIGHTS:
-            raise ValueError(f"{str(path)!r} is not a model: expected a bundled name, a model folder or its {WEIGHTS}.")
-        return path.parent
-    if "/" in str(name_or_path) or "\\" in str(name_or_path):
-        raise ValueError(f"There is no model folder {str(name_or_path)!r}.")
-    near = get_close_matches(str(name_or_path), names, n=2, cutoff=0.4)
+    if isinstance(name_or_path, str) and hub.is_id(name):
+        return hub.download(name, revision)
+    if "/" in name or "\\" in name:
+        raise ValueError(f"There is no model folder {name!r}.")
+    near = get_close_matches(name, names, n=2, cutoff=0.4)
     hint = (
         f"did you mean {' or '.join(map(repr, near))}?" if near else f"bundled models are {', '.join(names) or 'none'}."
     )
-    raise ValueError(f"There is no model and no folder called {str(name_or_path)!r}; {hint}")
+    raise ValueError(f"There is no model and no folder called {name!r}; {hint}")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether `save` wrote it (or something that says so, for `_read_config` to judge)."""
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    if not config.is_file() or (path.is_file() and path.name != WEIGHTS):
+        return False
+    try:
+        data = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError:  # not JSON, not UTF-8
+        return True
+    return not isinstance(data, dict) or str(data.get("format", "")).startswith("t2lens")
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:

@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 _CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")
 
 
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """The byte that each character of a byte-level BPE vocabulary stands for.
 
     Printable Latin-1 bytes stand for themselves; the others take the characters from 256 on, in order (the table
@@ -68,7 +68,7 @@ class Tokenizer:
 
         Errors: ValueError when it is not one.
         """
-        byte_of = _byte_of_char()
+        byte_of = byte_of_char()
         vocab = core.get_vocab()
         self.n_vocab = len(vocab)
         names = sorted(vocab, key=vocab.__getitem__)

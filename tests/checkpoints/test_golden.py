@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from t2lens.checkpoints import FAMILIES
 from t2lens.checkpoints.archive import Archive
-from t2lens.checkpoints.reading import _families, read_checkpoint
+from t2lens.checkpoints.reading import read_checkpoint
 from t2lens.mixing import ForwardRecord
 from t2lens.model import Transformer
 from t2lens.residual.base import Site, by_way
@@ -64,7 +65,7 @@ def agree(folder: Path) -> None:
 
 def known(folder: Path) -> bool:
     archive = Archive(folder)
-    return any(family.recognises(archive.config, archive.shapes) for family in _families())
+    return any(family.recognises(archive.config, archive.shapes) for family in FAMILIES)
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -132,7 +132,8 @@ def test_folders_and_files_that_are_no_model_are_refused(folder, tmp_path) -> No
     for text, word in (
         ("{", "not JSON"),
         ("[]", "not of the format"),
-        ('{"model_type": "llama"}', "not of the format"),
+        ('{"format": "t2lens-0"}', "not of the format"),
+        ('{"model_type": "llama"}', "no format that t2lens knows: its config says model_type 'llama'"),
         (good.replace('"n_layers"', '"n_layer"'), "did you mean 'n_layers'"),
         (good.replace('"kind": "standard"', '"kind": "magic"'), "Unknown residual system 'magic'"),
         (good.replace('"n_layers": 2', '"n_layers": -2'), "n_layers"),
