@@ -13,11 +13,16 @@ from typing import Any, ClassVar, Literal, Self
 __all__ = [
     "MLP",
     "Attention",
+    "BucketAttention",
+    "Canon",
+    "KVShift",
     "ModelConfig",
     "Norm",
     "ResidualConfig",
     "Rope",
+    "ShortConv",
     "ShortSWA",
+    "ValueResidual",
 ]
 
 
@@ -32,6 +37,13 @@ def check_one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(owner, name)
     if value not in choices:
         raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def check_letters(owner: object, name: str, letters: str) -> None:
+    """Some of the letters, each once, in any order."""
+    value = getattr(owner, name)
+    if not isinstance(value, str) or not value or len({*value} & {*letters}) != len(value):
+        raise ValueError(f"{type(owner).__name__}.{name} must be some of the letters {letters}, not {value!r}.")
 
 
 # --- the sequence axis -------------------------------------------------------------------------------------------
@@ -58,16 +70,19 @@ class Rope:
 
     layout: which entries make a pair, (i, i + n_dims/2) for "half" or (2i, 2i + 1) for "interleaved".
     table: precision to which cosines and sines are rounded; some published models need it. "exact": none.
+    frequencies: "fixed", or "learned" in each layer, from the same start (as published files of DCA store them).
     """
 
     base: float = 10_000.0
     n_dims: int | None = None  # None: the whole head
     layout: Literal["half", "interleaved"] = "half"
     table: Literal["exact", "float32", "bfloat16", "float16"] = "exact"
+    frequencies: Literal["fixed", "learned"] = "fixed"
 
     def __post_init__(self) -> None:
         check_one_of(self, "layout", ("half", "interleaved"))
         check_one_of(self, "table", ("exact", "float32", "bfloat16", "float16"))
+        check_one_of(self, "frequencies", ("fixed", "learned"))
         if self.n_dims is not None:
             check_positive(self, "n_dims")
             if self.n_dims % 2:
@@ -77,15 +92,85 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Canon:
+    """Canon layers (arXiv 2512.17351): h_t + sum_i w_i * h_(t-i) per channel, over the last `kernel` tokens.
+
+    sites: A on the normed read of attention, B on its joined queries, keys and values (after QK norm, before RoPE), C
+    on the normed read of the MLP, D on its joined branches before the activation. The other values are the paper's
+    options: bias, act ("silu" of the sum), residual (whether h_t itself is added, which is inside the layer).
+    """
+
+    sites: str = "ABCD"
+    kernel: int = 4
+    bias: bool = False
+    act: Literal["none", "silu"] = "none"
+    residual: bool = True
+
+    def __post_init__(self) -> None:
+        check_letters(self, "sites", "ABCD")
+        check_positive(self, "kernel")
+        check_one_of(self, "act", ("none", "silu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConv:
+    """Causal depthwise convolution over the last `kernel` tokens on projected queries, keys and values, then `act`.
+
+    on: which of them. shift_keys: keys see the tokens before theirs only (an option of Deep Delta Learning's code).
+    """
+
+    on: str = "qkv"
+    kernel: int = 4
+    act: Literal["none", "silu"] = "silu"
+    bias: bool = False
+    shift_keys: bool = False
+
+    def __post_init__(self) -> None:
+        check_letters(self, "on", "qkv")
+        check_positive(self, "kernel")
+        check_one_of(self, "act", ("none", "silu"))
+        if self.shift_keys and "k" not in self.on:
+            raise ValueError(f"ShortConv.shift_keys needs a convolution on the keys, and on is {self.on!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVShift:
+    """Keys and values (`on`) mixed with those of the previous token: scalars per head ("heads", arXiv 2411.19574), or
+    a gate per token and head ("tokens", the code of Deep Delta Learning)."""
+
+    kind: Literal["heads", "tokens"] = "heads"
+    on: str = "kv"
+
+    def __post_init__(self) -> None:
+        check_one_of(self, "kind", ("heads", "tokens"))
+        check_letters(self, "on", "kv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueResidual:
+    """Values become first * (those of the first layer) + own * themselves (ResFormer, arXiv 2410.17897).
+
+    learned: whether the two numbers of each later layer are weights that start there, or stay there.
+    """
+
+    first: float = 0.5
+    own: float = 0.5
+    learned: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Self-attention over positions: GQA, rotary positions, optional QK norm and biases.
 
     qk_norm: RMSNorm of queries and keys, per head before RoPE ("head") or after it ("head_after_rope"), or over all
-    heads joined, before RoPE ("joined").
+    heads joined, before RoPE ("joined"). The order of all that acts on projected queries, keys and values: kv_shift,
+    short_conv, QK norm, Canon B, value_residual, RoPE.
     """
 
     kind: ClassVar[str] = "softmax"  # names the class in files
-    parts: ClassVar[dict[str, type]] = {"rope": Rope}
+    parts: ClassVar[dict[str, type]] = {
+        "rope": Rope, "kv_shift": KVShift, "short_conv": ShortConv, "value_residual": ValueResidual,
+    }  # fmt: skip
     n_heads: int = 4
     n_kv_heads: int = 4
     d_head: int = 32
@@ -94,9 +179,14 @@ class Attention:
     window: int | None = None  # None: the whole past; an integer w: positions t-w+1 .. t
     bias: bool = False  # of all four projections
     causal: bool = True
+    kv_shift: KVShift | None = None
+    short_conv: ShortConv | None = None
+    value_residual: ValueResidual | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "n_heads", "n_kv_heads", "d_head")
+        if not self.causal and (self.kv_shift or self.short_conv):
+            raise ValueError(f"{type(self).__name__}: KV shift and ShortConv need causal attention.")
         check_one_of(self, "qk_norm", ("none", "head", "head_after_rope", "joined"))
         if self.window is not None:
             check_positive(self, "window")
@@ -131,6 +221,38 @@ class ShortSWA(Attention):
         super().__post_init__()
         if self.window is None:
             raise ValueError("ShortSWA needs a window of at least 1; for the whole past use Attention.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketAttention(Attention):
+    """LTG-BERT's attention (arXiv 2303.09859): scores of content and of relative positions, from one table per model.
+
+    n_buckets: distances up to half of it have a row of the table each, farther ones share rows on a log scale.
+    output: "post_norm" (LTG-BERT, ELC-BERT: a LayerNorm with affine after the output projection) or "gated" (GPT-BERT:
+    the heads times gelu of a gate, and a LayerNorm without affine, before the output projection).
+    """
+
+    kind: ClassVar[str] = "buckets"
+    rope: Rope | None = None
+    bias: bool = True
+    n_buckets: int = 32
+    output: Literal["post_norm", "gated"] = "post_norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of(self, "output", ("post_norm", "gated"))
+        check_positive(self, "n_buckets")
+        if self.n_buckets < 4 or self.n_buckets % 2:
+            raise ValueError(f"BucketAttention.n_buckets must be even and at least 4, not {self.n_buckets}.")
+        if self.rope is not None or self.qk_norm != "none" or self.window is not None:
+            raise ValueError("BucketAttention has relative positions of its own: no RoPE, QK norm or window besides.")
+        if self.kv_shift or self.short_conv:
+            raise ValueError("BucketAttention projects positions as it does tokens: no KV shift or ShortConv besides.")
+        if self.n_kv_heads != self.n_heads:
+            raise ValueError(
+                f"BucketAttention: n_kv_heads ({self.n_kv_heads}) must equal n_heads ({self.n_heads}), because "
+                "positions have a query and a key per head."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +318,7 @@ class ModelConfig:
     attention: Attention = field(default_factory=Attention)
     local: ShortSWA | None = None
     mlp: MLP = field(default_factory=MLP)
+    canon: Canon | None = None
     residual: ResidualConfig = field(default_factory=lambda: residual_kinds()["standard"]())
     norm: Norm = Norm()
     final_norm: Norm | None = None  # None: as norm
@@ -208,6 +331,7 @@ class ModelConfig:
     parts: ClassVar[dict[str, type]] = {
         "attention": Attention, "local": ShortSWA, "mlp": MLP,
         "norm": Norm, "final_norm": Norm, "embed_norm": Norm,
+        "canon": Canon,
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -215,12 +339,14 @@ class ModelConfig:
         for name, part in (("attention", Attention), ("mlp", MLP), ("residual", ResidualConfig), ("norm", Norm)):
             if not isinstance(value := getattr(self, name), part):
                 raise ValueError(f"ModelConfig.{name} must be a {part.__name__}, not {value!r}.")
-        for name, part in (("local", ShortSWA), ("final_norm", Norm), ("embed_norm", Norm)):
+        for name, part in (("local", ShortSWA), ("canon", Canon), ("final_norm", Norm), ("embed_norm", Norm)):
             if not isinstance(value := getattr(self, name), part | None):
                 raise ValueError(f"ModelConfig.{name} must be a {part.__name__} or None, not {value!r}.")
         check_one_of(self, "positions", ("none", "learned"))
         check_one_of(self, "block", ("sequential", "parallel"))
         check_one_of(self, "head", ("linear", "mlm"))
+        if self.canon and (not self.attention.causal or isinstance(self.attention, BucketAttention)):
+            raise ValueError("ModelConfig: Canon layers need causal attention without position buckets.")
         if isinstance(self.mlp.d_mlp, tuple) and len(self.mlp.d_mlp) != self.n_layers:
             raise ValueError(f"MLP.d_mlp has {len(self.mlp.d_mlp)} widths for {self.n_layers} layers.")
 
@@ -263,6 +389,8 @@ class ModelConfig:
 
     @property
     def positional_embedding_type(self) -> str:
+        if isinstance(self.attention, BucketAttention):
+            return "relative_positional_bias"
         return "standard" if self.positions == "learned" else "rotary"
 
     @property
@@ -271,9 +399,13 @@ class ModelConfig:
         return
 
     def describe(self) -> str:
-        """The residual system, and ShortSWA where it is on, in a few words."""
-        text = self.residual.describe()
-        return text if self.local is None else f"{text}, with sequence ShortSWA of {self.local.window} tokens"
+        """The residual system, and the local mixers that are on, in a few words."""
+        with_ = [f"sequence ShortSWA of {self.local.window} tokens"] if self.local else []
+        with_ += [f"Canon layers {self.canon.sites}"] if self.canon else []
+        with_ += [f"ShortConv on {', '.join(self.attention.short_conv.on)}"] if self.attention.short_conv else []
+        with_ += ["KV shift"] if self.attention.kv_shift else []
+        with_ += ["value residual"] if self.attention.value_residual else []
+        return self.residual.describe() + (f", with {' and '.join(with_)}" if with_ else "")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; the residual system carries its kind."""
@@ -296,7 +428,7 @@ class ModelConfig:
         data["residual"] = _build(known[kind], residual)
         if isinstance(attention := data.get("attention"), dict):
             attention = dict(attention)
-            kind, known = attention.pop("kind", Attention.kind), {c.kind: c for c in (Attention,)}
+            kind, known = attention.pop("kind", Attention.kind), {c.kind: c for c in (Attention, BucketAttention)}
             if kind not in known:
                 raise ValueError(f"Unknown kind of attention {kind!r}; known kinds are {', '.join(known)}.")
             data["attention"] = _build(known[kind], attention)

@@ -14,17 +14,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
 from t2lens.mixing import ForwardRecord, contributions_of
 from t2lens.residual import Read, ResidualSystem, Site, build_residual, by_way, make_sites
 from t2lens.residual.base import Reads
-from t2lens.sublayers import MLP, Attention, DecodingCache, Norm, Places
+from t2lens.sublayers import (
+    MLP,
+    Attention,
+    BucketAttention,
+    DecodingCache,
+    LocalConv,
+    LocalMixer,
+    Norm,
+    Places,
+    RelativeTable,
+)
 from t2lens.text import TextInterface
 
 __all__ = ["Transformer", "build"]
 
 _NORM_NAMES = {"local": "ln_local", "attn": "ln1", "mlp": "ln2"}
+_CANON = {"attn": "A", "mlp": "C"}  # which of the Canon layers stands after the norm of a site
 _CARRIED = "r"  # the way that no sublayer reads: what the block carries on
 
 
@@ -34,7 +46,9 @@ class Block(nn.Module):
     A site that reads in several ways has a hook point and a norm for each: hook_read_attn_q and ln1_q.
     """
 
-    def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...], residual: ResidualSystem) -> None:
+    def __init__(
+        self, cfg: ModelConfig, sites: tuple[Site, ...], residual: ResidualSystem, relative: RelativeTable | None
+    ) -> None:
         super().__init__()
         self.sites = sites
         self.hook_out_is_single_residual_stream = residual.is_additive  # transformer-lens asks for this
@@ -47,18 +61,27 @@ class Block(nn.Module):
                 read = HookPoint(shape="batch pos d_model", meaning=meaning, unit="stream")
                 self.add_module(_with_way(f"hook_read_{site.kind}", way), read)
                 self.add_module(_with_way(_NORM_NAMES[site.kind], way), Norm(cfg.norm, cfg.d_model))
+                letter = _CANON.get(site.kind, "")
+                if cfg.canon is not None and letter and letter in cfg.canon.sites:
+                    name = _with_way(f"canon_{letter.lower()}", way)
+                    conv = LocalConv.canon(cfg.canon, cfg.d_model, f"{site.layer}.{name}", f"the normed read of {what}")
+                    self.add_module(name, conv)
             out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
-            self.add_module(site.kind, self._sublayer(cfg, site))
+            self.add_module(site.kind, self._sublayer(cfg, site, relative))
             self.add_module(f"hook_{site.kind}_out", out)
 
     @staticmethod
-    def _sublayer(cfg: ModelConfig, site: Site) -> nn.Module:
+    def _sublayer(cfg: ModelConfig, site: Site, relative: RelativeTable | None) -> nn.Module:
         assert site.layer is not None
         if site.kind == "mlp":
-            return MLP(cfg.mlp, cfg.d_model, site.layer)
+            return MLP(cfg.mlp, cfg.d_model, site.layer, cfg.canon)
         attention = cfg.local if site.kind == "local" else cfg.attention
         assert attention is not None
-        return Attention(attention, cfg.d_model, cfg.norm.eps, site.name)
+        if isinstance(attention, BucketAttentionConfig):
+            assert relative is not None
+            return BucketAttention(attention, cfg.d_model, cfg.norm.eps, site.name, relative)
+        canon = cfg.canon if site.kind == "attn" else None
+        return Attention(attention, cfg.d_model, cfg.norm.eps, site.name, canon)
 
     def look(self, site: Site, reads: Reads) -> Any:
         """Every read through its hook point."""
@@ -77,10 +100,14 @@ class Block(nn.Module):
         return normed if isinstance(reads, dict) else normed[""]
 
     def run(self, site: Site, normed: Any, places: Places) -> Tensor:
-        """The sublayer and the hook point of what it writes; padding writes nothing."""
+        """The sublayer, with its Canon layer before it, and the hook point of what it writes; padding writes none."""
         sublayer = getattr(self, site.kind)
+        canon = f"canon_{_CANON.get(site.kind, '').lower()}"
+        mixed = {w: getattr(self, n)(x, places) if hasattr(self, n := _with_way(canon, w)) else x
+                 for w, x in by_way(normed).items()}  # fmt: skip
+        normed = mixed if isinstance(normed, dict) else mixed[""]
         if site.kind == "mlp":
-            out = sublayer(normed)
+            out = sublayer(normed, places)
         elif isinstance(normed, dict):
             out = sublayer(normed["q"], normed["k"], normed["v"], places)
         else:
@@ -157,8 +184,12 @@ class Transformer(TextInterface, HookedRoot):
         self.hook_embed = HookPoint(
             shape="batch pos d_model", meaning="token embedding (the atom embed)", unit="stream"
         )
+        relative = None
+        if isinstance(cfg.attention, BucketAttentionConfig):
+            self.relative = relative = RelativeTable(cfg.attention, cfg.n_ctx, cfg.d_model, cfg.norm.eps)
         self.blocks = nn.ModuleList(
-            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual) for layer in range(cfg.n_layers)
+            Block(cfg, tuple(s for s in self.sites if s.layer == layer), residual, relative)
+            for layer in range(cfg.n_layers)
         )
         self.hook_read_final = HookPoint(shape="batch pos d_model", meaning="what the readout reads", unit="stream")
         self.ln_final = Norm(cfg.final_norm or cfg.norm, cfg.d_model)
@@ -193,6 +224,8 @@ class Transformer(TextInterface, HookedRoot):
         if return_type not in ("logits", "loss", "both"):
             raise ValueError(f"return_type must be logits, loss or both, not {return_type!r}.")
         tokens, mask = self.prepare(input, attention_mask, n_seen=cache.n_seen if cache else 0)
+        if return_type != "logits" and not self.cfg.causal:
+            raise ValueError("A bidirectional model sees the next token, so it has no next-token loss.")
         if return_type != "logits" and tokens.shape[1] < 2:
             raise ValueError("A next-token loss needs at least two tokens.")
         if cache is not None and not self.cfg.causal:
@@ -357,9 +390,13 @@ class Transformer(TextInterface, HookedRoot):
                     module.bias.data.zero_()
                 if name.endswith(".local.output"):
                     module.weight.data.zero_()
+            elif isinstance(module, LocalMixer):
+                module.reset_parameters(generator)
         self.embed.weight.data.normal_(0.0, 0.02, generator=generator)
         if self.cfg.positions == "learned":
             self.pos_embed.weight.data.normal_(0.0, 0.02, generator=generator)
+        if isinstance(self.cfg.attention, BucketAttentionConfig):
+            self.relative.weight.data.normal_(0.0, 0.02, generator=generator)
         if not self.cfg.tied:
             self.unembed.weight.data.normal_(0.0, std, generator=generator)
         reset = getattr(self.residual, "reset_parameters", None)

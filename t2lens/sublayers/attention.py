@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import Attention as AttentionConfig
+from t2lens.config import Canon
 from t2lens.hooks import HookPoint
 from t2lens.ordered_attention import ordered_attention
 from t2lens.sublayers.norms import rms_scale
 from t2lens.sublayers.positions import Places, rotate
+from t2lens.sublayers.short_conv import LocalConv
+from t2lens.sublayers.values import KVShift, ValueResidual
 
 __all__ = ["Attention"]
 
@@ -27,7 +30,11 @@ class Attention(nn.Module):
     B batch, T position, H query heads, G key/value heads, K d_head, D d_model.
     """
 
-    def __init__(self, cfg: AttentionConfig, d_model: int, norm_eps: float, site: str) -> None:
+    scale: float | None = None  # of the scores; None: 1/sqrt(K)
+
+    def __init__(
+        self, cfg: AttentionConfig, d_model: int, norm_eps: float, site: str, canon: Canon | None = None
+    ) -> None:
         super().__init__()
         self.cfg, self.site, self.norm_eps = cfg, site, norm_eps
         self.query = nn.Linear(d_model, cfg.n_heads * cfg.d_head, bias=cfg.bias)
@@ -38,6 +45,11 @@ class Attention(nn.Module):
             joined = cfg.qk_norm == "joined"
             self.query_norm = nn.Parameter(torch.ones(cfg.d_head * (cfg.n_heads if joined else 1)))
             self.key_norm = nn.Parameter(torch.ones(cfg.d_head * (cfg.n_kv_heads if joined else 1)))
+        self.rope_frequencies = None
+        if cfg.rope is not None and cfg.rope.frequencies == "learned":
+            n_dims = cfg.rope.n_dims or cfg.d_head
+            self.rope_frequencies = nn.Parameter(cfg.rope.base ** (-torch.arange(0, n_dims, 2) / n_dims))
+        self._add_mixers(d_model, canon)
         heads, groups = "batch pos head d_head", "batch pos kv_head d_head"
         self.hook_q = HookPoint(shape=heads, meaning="queries before QK norm and RoPE")
         self.hook_k = HookPoint(shape=groups, meaning="keys before QK norm and RoPE")
@@ -49,27 +61,90 @@ class Attention(nn.Module):
         self.hook_pattern = HookPoint(shape=grid, meaning="where each head reads in the sequence", unit="probability")
         self.hook_z = HookPoint(shape=heads, meaning="mixed values per head, before the output projection")
 
+    def _add_mixers(self, d_model: int, canon: Canon | None) -> None:
+        """What mixes neighbouring tokens or layers in the projections: each a module only where the config has it."""
+        cfg, names = self.cfg, {"q": "queries", "k": "keys", "v": "values"}
+        widths = {"q": cfg.n_heads * cfg.d_head, "k": cfg.n_kv_heads * cfg.d_head, "v": cfg.n_kv_heads * cfg.d_head}
+        self.shifts, self.convs = nn.ModuleDict(), nn.ModuleDict()
+        if (shift := cfg.kv_shift) is not None:
+            for way in shift.on:
+                name = f"{self.site}.shift_{way}"
+                self.shifts[way] = KVShift(shift, d_model, cfg.n_kv_heads, name, names[way])
+        if (conv := cfg.short_conv) is not None:
+            for way in conv.on:
+                self.convs[way] = LocalConv(
+                    widths[way],
+                    f"{self.site}.conv_{way}",
+                    names[way],
+                    kernel=conv.kernel,
+                    bias=conv.bias,
+                    act=conv.act,
+                    shift=int(conv.shift_keys and way == "k"),
+                )
+        self.canon_b = None
+        if canon is not None and "B" in canon.sites:
+            what = "queries, keys and values, joined"
+            self.canon_b = LocalConv.canon(canon, sum(widths.values()), f"{self.site}.canon_b", what)
+        self.value_residual = None
+        layer, self.kind = self.site.split(".")
+        if cfg.value_residual is not None and layer != "0":  # the first layer's values are what is added
+            self.value_residual = ValueResidual(cfg.value_residual)
+
     def forward(self, q_read: Tensor, k_read: Tensor, v_read: Tensor, places: Places) -> Tensor:
         """Three normed reads [B, T, D] (the same one where the residual system has one way) -> [B, T, D]."""
-        q = self.hook_q(self.query(q_read).unflatten(-1, (-1, self.cfg.d_head)))  # [B, T, H, K]
-        k = self.hook_k(self.key(k_read).unflatten(-1, (-1, self.cfg.d_head)))  # [B, T, G, K]
-        v = self.hook_v(self.value(v_read).unflatten(-1, (-1, self.cfg.d_head)))
+        reads, made = {"q": q_read, "k": k_read, "v": v_read}, {}
+        for way, projection in (("q", self.query), ("k", self.key), ("v", self.value)):
+            x = projection(reads[way])
+            x = self.shifts[way](x, reads[way], places) if way in self.shifts else x
+            x = self.convs[way](x, places) if way in self.convs else x
+            made[way] = x.unflatten(-1, (-1, self.cfg.d_head))
+        q, k = self.hook_q(made["q"]), self.hook_k(made["k"])  # [B, T, H, K], [B, T, G, K]
+        q, k, v = self._before_rope(q, k, made["v"], places)
+        v = self.hook_v(v)
+        if self.cfg.value_residual is not None:
+            places.once(f"{self.kind}.values", lambda: v)
         q, k = self._place(q, k, places)
         k, v, valid = places.extend(self.site, k, v.transpose(1, 2), self.cfg.window)
         watched = self.hook_attn_scores.active or self.hook_pattern.active
         observer = _Observer(self.hook_attn_scores, self.hook_pattern) if watched else None
         z = ordered_attention(
-            q, k, v, window=self.cfg.window, causal=self.cfg.causal, valid=valid, observer=observer
+            q,
+            k,
+            v,
+            window=self.cfg.window,
+            causal=self.cfg.causal,
+            valid=valid,
+            scale=self.scale,
+            bias=self._bias(q, k, places),
+            observer=observer,
         )  # [B, H, T, K]
-        return self.output(self.hook_z(z.transpose(1, 2)).flatten(-2))
+        return self._write(self.hook_z(z.transpose(1, 2)), v_read)
 
-    def _place(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """QK norm and RoPE, in the order of the config: [B, T, H, K] -> [B, H, T, K], the same for G."""
+    def _bias(self, q: Tensor, k: Tensor, places: Places) -> Tensor | None:  # noqa: ARG002
+        """[B, H, T, S] added to the scores of q [B, H, T, K] against the keys k [B, G, S, K], cached ones too."""
+        return None
+
+    def _write(self, z: Tensor, v_read: Tensor) -> Tensor:  # noqa: ARG002
+        """[B, T, D] from the heads z [B, T, H, K]."""
+        return self.output(z.flatten(-2))
+
+    def _before_rope(self, q: Tensor, k: Tensor, v: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """QK norm where it stands before RoPE, Canon B, and the value residual."""
         if self.cfg.qk_norm in ("head", "joined"):
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
+        if self.canon_b is not None:
+            joined = torch.cat([x.flatten(-2) for x in (q, k, v)], dim=-1)
+            mixed = self.canon_b(joined, places).unflatten(-1, (-1, self.cfg.d_head))
+            q, k, v = mixed.split([x.shape[-2] for x in (q, k, v)], dim=-2)
+        if self.value_residual is not None:
+            v = self.value_residual(v, places.once(f"{self.kind}.values", lambda: v))
+        return q, k, v
+
+    def _place(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """RoPE, and QK norm where it stands after it: [B, T, H, K] -> [B, H, T, K], the same for G."""
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         if self.cfg.rope is not None:
-            cos, sin = places.rope(self.cfg.rope, self.cfg.d_head, q.dtype)
+            cos, sin = places.rope(self.cfg.rope, self.cfg.d_head, q.dtype, self.rope_frequencies)
             q, k = rotate(q, cos, sin, self.cfg.rope.layout), rotate(k, cos, sin, self.cfg.rope.layout)
         if self.cfg.qk_norm == "head_after_rope":
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import MLP as MLPConfig
+from t2lens.config import Canon
 from t2lens.hooks import HookPoint
 from t2lens.sublayers.norms import Norm
+from t2lens.sublayers.positions import Places
+from t2lens.sublayers.short_conv import LocalConv
 
 __all__ = ["ACTIVATIONS", "MLP"]
 
@@ -25,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """[B, T, D] -> [B, T, D]; hook names and meanings as transformer-lens's (gated) MLP has them."""
 
-    def __init__(self, cfg: MLPConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: MLPConfig, d_model: int, layer: int, canon: Canon | None = None) -> None:
         super().__init__()
         d_mlp = cfg.width(layer)
         self.act = ACTIVATIONS[cfg.act]
@@ -33,6 +37,10 @@ class MLP(nn.Module):
         self.input = nn.Linear(d_model, d_mlp, bias=cfg.bias)
         self.mid_norm = Norm(cfg.mid_norm, d_mlp) if cfg.mid_norm else None
         self.output = nn.Linear(d_mlp, d_model, bias=cfg.bias)
+        self.canon_d = None
+        if canon is not None and "D" in canon.sites:
+            what = "gate and linear branch, joined" if cfg.gated else "neurons"
+            self.canon_d = LocalConv.canon(canon, d_mlp * (2 if cfg.gated else 1), f"{layer}.canon_d", what)
         neurons, branch = "batch pos d_mlp", "gate branch" if cfg.gated else "neurons"
         self.hook_pre = HookPoint(shape=neurons, meaning=f"{branch} before {cfg.act}")
         if cfg.gated:
@@ -40,11 +48,15 @@ class MLP(nn.Module):
         meaning = f"neurons: {cfg.act}(pre)" + " * pre_linear" * cfg.gated + ", normed" * (cfg.mid_norm is not None)
         self.hook_post = HookPoint(shape=neurons, meaning=meaning)
 
-    def forward(self, read: Tensor) -> Tensor:
-        if self.gate is None:
-            neurons = self.act(self.hook_pre(self.input(read)))
-        else:
-            neurons = self.act(self.hook_pre(self.gate(read))) * self.hook_pre_linear(self.input(read))
+    def forward(self, read: Tensor, places: Places | None = None) -> Tensor:
+        """`places` are needed by Canon D only."""
+        pre = [self.input(read)] if self.gate is None else [self.gate(read), self.input(read)]
+        if self.canon_d is not None:
+            assert places is not None
+            pre = [*self.canon_d(torch.cat(pre, dim=-1), places).chunk(len(pre), dim=-1)]
+        neurons = self.act(self.hook_pre(pre[0]))
+        if self.gate is not None:
+            neurons = neurons * self.hook_pre_linear(pre[1])
         return self.output(self.hook_post(neurons if self.mid_norm is None else self.mid_norm(neurons)))
 
     @property

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from t2lens.config import Rope
+from t2lens.sublayers.norms import wide
 
 __all__ = ["DecodingCache", "Places", "rotate"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,6 +42,7 @@ class Places:
     valid: Tensor | None
     cache: DecodingCache | None
     _tables: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _once: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokens: Tensor, attention_mask: Tensor | None, cache: DecodingCache | None) -> Places:
@@ -60,8 +66,28 @@ class Places:
             return x
         return x * self.valid[:, -x.shape[1] :].unsqueeze(-1).to(x.dtype)
 
-    def rope(self, cfg: Rope, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, 1, T, n_dims / 2] of index * base^(-2i / n_dims), computed once per pass in float64."""
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What every layer of a pass needs, made by the first that asks."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]
+
+    @property
+    def all_indices(self) -> Tensor:
+        """[B or 1, S]: positions of cached and new places, as `index` counts them."""
+        if self.valid is not None:
+            return (self.valid.cumsum(dim=1) - 1).clamp(min=0)
+        n = self.index.shape[1] if self.cache is None else self.cache.n_seen  # which counts the new ones too
+        return torch.arange(n, device=self.index.device)[None]
+
+    def rope(
+        self, cfg: Rope, d_head: int, dtype: torch.dtype, frequencies: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, 1, T, n_dims / 2] of index * base^(-2i / n_dims), computed once per pass in float64; or of
+        index * `frequencies` [n_dims / 2], those that a layer has learned."""
+        if frequencies is not None:
+            angle = self.index[:, None, :, None] * wide(frequencies)
+            return self._rounded(angle.cos(), cfg).to(dtype), self._rounded(angle.sin(), cfg).to(dtype)
         n_dims = cfg.n_dims or d_head
         key = (cfg, n_dims)
         if key not in self._tables:
@@ -71,9 +97,13 @@ class Places:
             if cfg.table != "exact":
                 # as the published code: angles in float32, then tables of the given precision
                 angle = self.index[:, None, :, None].float() * (1.0 / cfg.base ** (i.float() / n_dims))
-                cos, sin = (t.to(getattr(torch, cfg.table)) for t in (angle.cos(), angle.sin()))
+                cos, sin = self._rounded(angle.cos(), cfg), self._rounded(angle.sin(), cfg)
             self._tables[key] = (cos.to(dtype), sin.to(dtype))
         return self._tables[key]
+
+    @staticmethod
+    def _rounded(x: Tensor, cfg: Rope) -> Tensor:
+        return x if cfg.table == "exact" else x.to(getattr(torch, cfg.table))
 
     def extend(self, site: str, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values [B, G, S', d] with what the cache holds for `site`, and the validity of those S' places."""
