@@ -23,6 +23,7 @@ __all__ = ["verify"]
 
 _COPY_BELOW = 200_000_000  # parameters
 _EFFECT = 1e-6  # an edit that changes no logit by this much has not reached them
+_BIDIRECTIONAL = "causality and decode = full: a bidirectional model sees all tokens and has no decoding cache"
 _PROMPT = "And the king said unto the queen, the king is here."
 
 
@@ -56,7 +57,8 @@ def verify(model: Transformer, input: Any = None) -> Verification:
         model = copy.deepcopy(model).double()
         plain = model(tokens)
     limit = LIMITS[plain.dtype] * float(plain.abs().max().clamp(min=1.0))
-    return Verification((*checks, *_sequence(model, tokens, plain, limit), *_depth_duality(model, tokens, limit)))
+    checks += [*_sequence(model, tokens, plain, limit), *_depth_duality(model, tokens, limit)]
+    return Verification(tuple(checks), () if model.cfg.causal else (_BIDIRECTIONAL,))
 
 
 def _random_ids(model: Transformer) -> list[int]:
@@ -107,8 +109,9 @@ def _caching(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
 def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     """Every depth weight and gate is on the live path: changing it changes the logits."""
     names = [n for n in model.hook_dict if "hook_depth_attn" in n or n.endswith("hook_beta")]
-    # a single source that nothing is added to is only rescaled by its weight, and the norm takes the scale out again
-    lone = {r.site.hook("depth_attn", r.way) for r in model.reads if len(model.residual.sources(r.site)) == 1}
+    # a single source (or the same one twice) is only rescaled by its weights, and the norm takes the scale out again
+    held = {r: {source.atoms for source in model.residual.sources(r.site)} for r in model.reads}
+    lone = {r.site.hook("depth_attn", r.way) for r in model.reads if len(held[r]) == 1}
     names = [n for n in names if n not in lone]
     if not names:
         return []

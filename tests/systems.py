@@ -10,14 +10,36 @@ import torch
 
 import t2lens
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
-from t2lens.residual import AttnRes, DeepDelta, DenseFormer, DepthSWA, ELCBert, Standard, VerticalAttention
+from t2lens.residual import (
+    DCA,
+    RELATIVES,
+    AttnRes,
+    DeepDelta,
+    DeltaAttnRes,
+    DenseFormer,
+    DepthSWA,
+    ELCBert,
+    Gain,
+    HyperConnections,
+    MUDDFormer,
+    OpenAttnRes,
+    Scaled,
+    Standard,
+    VerticalAttention,
+    deepnet,
+)
 
 SYSTEMS = {
     "standard": Standard(),
     "attnres-full": AttnRes(),
     "attnres-block": AttnRes(block_size=3),
-    "attnres-streams": AttnRes(sources="streams", recency_bias=0.5),
-    "attnres-sparsemax": AttnRes(block_size=2, sources="streams", normaliser="sparsemax"),
+    "attnres-window": AttnRes(window=2, key_norm="unweighted", normaliser="sparsemax", bias="newest"),
+    "attnres-static": AttnRes(block_size=2, query="none", key_norm="none", bias="per_source", normaliser="sigmoid"),
+    "attnres-delta": DeltaAttnRes(),
+    "attnres-delta-block": DeltaAttnRes(block_size=2),
+    "attnres-a-block": OpenAttnRes(dialect="A", n_blocks=2, gate="sigmoid_scalar"),
+    "attnres-b-block": OpenAttnRes(dialect="B", n_blocks=2, gate="sigmoid_vector"),
+    "attnres-c-delta-v": OpenAttnRes(dialect="C", mode="delta_v", gate="learnable_alpha"),
     "ddl": DeepDelta(),
     "ddl-linear": DeepDelta(value_form="linear_of_normed"),
     "ddl-cc": DeepDelta(value_channels=4),
@@ -35,8 +57,25 @@ SYSTEMS = {
     "vertical-attention-open": VerticalAttention(
         source_norm="l2", keep_internal_residual=False, init="last_biased", output_aggregation=True
     ),
+    "muddformer": MUDDFormer(hidden_round=8, hidden_expand_last=2),
+    "muddformer-prepost": MUDDFormer(pre_post_norm="paper", act="gelu_tanh"),
+    "muddformer-static": MUDDFormer(pre_post_norm="code", weights="static"),
+    "dca": DCA(),
+    "dca-v1": DCA(grn="v1", ways="one", recent=1),
+    "dca-inner": DCA(gate_form="inner_bias", skip_source="own", recent=1),
+    "dca-drop": DCA(gate_form="relu_sum", key_norm="rms", skip_source="sum", recent=1, between="drop"),
+    "rezero": Scaled(keep=Gain(), add=Gain(per="layer", start=0.0)),
+    "highway": Scaled(gate="channel"),
+    "deepnet": deepnet(3),
+    "x0-lambdas": RELATIVES["x0-lambdas"],
+    "laurel": Scaled(low_rank=3, low_rank_form="normed", add=Gain(per="channel")),
     "depth-swa": DepthSWA(window=2, d_key=4),
     "depth-swa-replace": DepthSWA(window=3, d_key=4, placement="replace"),
+    "hyper-connections": HyperConnections(n_streams=3),
+    "hyper-static": HyperConnections(n_streams=2, coefficients="static", readout="mean"),
+    "mhc": HyperConnections.mhc(n_streams=3),
+    "mhc-lite": HyperConnections.mhc_lite(n_streams=3),
+    "deepseek-v4": HyperConnections.deepseek_v4(n_streams=4, sinkhorn_iterations=3),
 }
 
 

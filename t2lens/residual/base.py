@@ -119,7 +119,7 @@ class ResidualSystem(nn.Module):
     #: whether the system can stand in parallel blocks, where what a sublayer reads is not what was written last
     in_parallel_blocks: ClassVar[bool] = False
     #: whether the depth weights of every read sum to 1
-    weights_sum_to_one: ClassVar[bool] = False
+    weights_sum_to_one: bool = False
     #: name and range of the gate that `gate()` returns, where the system has one
     gate_label: ClassVar[str | None] = None
     gate_range: ClassVar[tuple[float, float] | None] = None

@@ -91,11 +91,12 @@ def test_every_method_works_or_says_why_not(system, local):
 @LOCAL
 def test_what_replaces_the_helpers_is_exact(system, seed, local):
     model, tokens, logits, cache = cached(system, seed, local=local)
-    for site in model.sites:
-        parts, labels = cache.depth_decompose(site.name)
-        read = "hook_read_final" if site.layer is None else f"blocks.{site.layer}.hook_read_{site.kind}"
-        close(parts.sum(0), cache[read])
-        close(t2lens.contributions(model, tokens, read=site.name).movedim(-2, 0).sum(0), cache[read])
+    for read in model.reads:
+        parts, labels = cache.depth_decompose(read.name)
+        name = read.site.hook("read", read.way)
+        seen = cache.record.read(read.name) if read.way == "r" else cache[name]  # no sublayer reads what is carried on
+        close(parts.sum(0), seen)
+        close(t2lens.contributions(model, tokens, read=read.name).movedim(-2, 0).sum(0), seen)
         assert labels == list(model.atoms)
     normed = cache.depth_decompose()[0] / cache["ln_final.hook_scale"]
     close((normed * model.ln_final.w @ model.W_U).sum(0), logits)

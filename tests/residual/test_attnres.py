@@ -76,15 +76,6 @@ def test_block_sources_have_identities():
     }
 
 
-def test_a_huge_recency_bias_is_the_plain_residual():
-    cfg = tiny_config("standard", residual=AttnRes(sources="streams", recency_bias=60.0))
-    model = t2lens.build(cfg, seed=3).double()
-    twin = t2lens.build(tiny_config("standard"), seed=3).double()
-    twin.load_state_dict({n: p for n, p in model.state_dict().items() if not n.startswith("residual.")})
-    tokens = random_tokens(8)
-    assert float((model(tokens) - twin(tokens)).detach().abs().max()) < 1e-6
-
-
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_one_hot_edit_reads_that_source_to_the_last_bit(size):
     model = tiny("attnres-full", 9, residual=AttnRes(block_size=size))
