@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -48,3 +50,32 @@ class Sources:
         for i, x in enumerate(self._items[start + 1 :], start=1):
             total = torch.addcmul(total, x, weights[..., i : i + 1])
         return total
+
+    def mix_ways(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """One mixture [..., B, T, D] per way, weights [B, T, W, S]; all ways in one product where there is no graph."""
+        if self._block is not None:
+            return (weights @ self._block[: len(self)].movedim(0, -2)).unbind(-2)
+        return tuple(self.mix(weights[..., way, :]) for way in range(weights.shape[-2]))
+
+    def add_channels(self, total: Tensor, weights: Iterable[Tensor]) -> Tensor:
+        """total [..., B, T, D] plus every source times its weights, which may differ between channels: [..., D]."""
+        for i, (x, weight) in enumerate(zip(self._items, weights, strict=True)):
+            if i and self._block is not None:  # from the second on `total` is ours
+                total.addcmul_(x, weight)
+            else:
+                total = torch.addcmul(total, x, weight)
+        return total
+
+    def drop(self, i: int, *, into: int | None = None) -> None:
+        """Source i leaves, and those after it move up; added to source `into`, or for good."""
+        if into is not None:
+            if self._block is None:
+                self._items[into] = self._items[into] + self._items[i]
+            else:
+                self._items[into] += self._items[i]
+        if self._block is None:
+            del self._items[i]
+            return
+        for j in range(i, len(self._items) - 1):
+            self._block[j].copy_(self._block[j + 1])
+        del self._items[-1]
