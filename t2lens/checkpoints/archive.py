@@ -7,6 +7,7 @@ tensor is read when it is asked for, so that a checkpoint is never in memory as 
 from __future__ import annotations
 
 import json
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +26,8 @@ _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _CONFIGS = ("config.json", "params.json")
 _INSIDE = ("model", "state_dict", "model_state_dict")  # where training checkpoints keep the weights
 _CONFIGS_INSIDE = ("hparams", "args", "config", "model_args")  # and the config; the last one wins
-#: what was read of a mapped file stays in memory as long as the mapping; it is made anew after so many bytes
-_REMAP = 128 << 20
+#: what was read of a mapped file stays in memory as long as the mapping does, so all are dropped after so many bytes
+_MAPPED = 128 << 20
 
 
 class Archive:
@@ -47,6 +48,7 @@ class Archive:
         self.folder = path if path.is_dir() else path.parent
         named, promised = _weight_files(path)
         self._files = [_open(file) for file in named]
+        self._read = 0
         where: dict[str, tuple[_File, str]] = {}
         for file in self._files:
             for key in file.shapes:
@@ -65,8 +67,14 @@ class Archive:
 
     def get(self, name: str) -> Tensor:
         """The tensor under a key of `shapes`, as the file holds it. Not a copy: convert or clone it to keep it."""
+        if self._read > _MAPPED:
+            self._read = 0
+            for each in self._files:
+                each.close()
         file, key = self._where[name]
-        return file.get(key)
+        tensor = file.tensor(key)
+        self._read += tensor.numel() * tensor.element_size()
+        return tensor
 
     def _config(self, given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         if isinstance(given, Mapping):
@@ -80,7 +88,7 @@ class Archive:
 
 
 class _File:
-    """One file of weights: shapes now, tensors when they are asked for."""
+    """One file of weights: shapes now, tensors when they are asked for. It is mapped, not read, until `close`."""
 
     shapes: dict[str, tuple[int, ...]]
     config: dict[str, Any]  # what training scripts keep beside the weights
@@ -89,54 +97,46 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.no_tensors = {}, []
-        self._read = 0
-
-    def get(self, key: str) -> Tensor:
-        if self._read > _REMAP:
-            self._read = 0
-            self.reopen()
-        tensor = self.tensor(key)
-        self._read += tensor.numel() * tensor.element_size()
-        return tensor
 
     def tensor(self, key: str) -> Tensor:
         raise NotImplementedError
 
-    def reopen(self) -> None:
+    def close(self) -> None:
         raise NotImplementedError
 
 
 class _Safetensors(_File):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.reopen()
-        keys = self._file.keys()
-        self.shapes = {key: tuple(self._file.get_slice(key).get_shape()) for key in keys}
+        self._file: Any = self._open()
+        self.shapes = {key: tuple(self._file.get_slice(key).get_shape()) for key in self._file.keys()}  # noqa: SIM118
 
-    def reopen(self) -> None:
+    def _open(self) -> Any:
         from safetensors import SafetensorError, safe_open
 
-        self._file: Any = None  # the old mapping goes first
         try:
-            self._file = safe_open(self.path, framework="pt")
+            return safe_open(self.path, framework="pt")
         except SafetensorError as error:
             kind = "truncated" if "not fully covered" in str(error) else "damaged, or not safetensors at all"
             size = self.path.stat().st_size
             raise ValueError(f"The weight file {str(self.path)!r} ({size} bytes) is {kind}: {error}.") from None
 
     def tensor(self, key: str) -> Tensor:
+        self._file = self._file or self._open()
         return self._file.get_tensor(key)
+
+    def close(self) -> None:
+        self._file = None
 
 
 class _Torch(_File):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.reopen()
+        self._tensors: dict[str, Tensor] = self._open()
         self.shapes = {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
 
-    def reopen(self) -> None:
-        self._tensors: dict[str, Tensor] = {}  # the old mapping goes first
-        content = _load_torch(self.path)
+    def _open(self) -> dict[str, Tensor]:
+        content, self._mapped = _load_torch(self.path)
         weights = content
         for name in _INSIDE:
             if isinstance(inner := weights.get(name), Mapping):
@@ -147,27 +147,37 @@ class _Torch(_File):
         tensors = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
         if not tensors or not all(isinstance(key, str) for key in tensors):
             raise ValueError(f"The file {str(self.path)!r} is not a model: it holds no named tensors.")
-        self._tensors, self.no_tensors = tensors, [str(key) for key in weights if key not in tensors]
+        self.no_tensors = [str(key) for key in weights if key not in tensors]
+        return tensors
 
     def tensor(self, key: str) -> Tensor:
+        self._tensors = self._tensors or self._open()
         return self._tensors[key]
+
+    def close(self) -> None:
+        if self._mapped:
+            self._tensors = {}
 
 
 def _open(path: Path) -> _File:
     return _Safetensors(path) if path.suffix in SAFE else _Torch(path)
 
 
-def _load_torch(path: Path) -> Mapping[str, Any]:
+def _load_torch(path: Path) -> tuple[Mapping[str, Any], bool]:
+    """(what a torch file holds, whether its tensors are mapped and not read)."""
     from pickle import UnpicklingError
 
+    mapped = True
     try:
-        with torch.serialization.safe_globals([Namespace]):  # where training scripts keep their arguments
+        with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace]):  # arguments of training scripts
+            warnings.simplefilter("ignore")  # on old pickle protocols; what cannot be read raises
             try:
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as error:
                 if "mmap can only be used" not in str(error):
                     raise
-                content = torch.load(path, map_location="cpu", weights_only=True)  # the format before torch 1.6
+                mapped = False  # the format before torch 1.6
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         what = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
         hint = f" ({what.strip().rstrip('.')})" if what else ""
@@ -175,12 +185,12 @@ def _load_torch(path: Path) -> Mapping[str, Any]:
             f"The file {str(path)!r} is not a model that is safe to read: it holds more than tensors and plain values"
             f"{hint}; save its weights alone, best as safetensors."
         ) from None
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # bytes that are no torch file lead it anywhere
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"The file {str(path)!r} is not a model: torch cannot read it ({reason}).") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"The file {str(path)!r} is not a model: it holds a {type(content).__name__}, no weights.")
-    return content
+    return content, mapped
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -146,9 +146,8 @@ def _weights(
         sources = [archive.get(key) for key in take.keys]
         keys = few(list(take.keys))
         if ours.is_floating_point():
-            if odd := next((s for s in sources if s.dtype not in _FLOATS), None):
-                kind = str(odd.dtype).removeprefix("torch.")
-                raise ValueError(f"In {str(path)!r} {keys} is {kind}; quantised weights cannot be read.")
+            if odd := sorted({str(s.dtype).removeprefix("torch.") for s in sources if s.dtype not in _FLOATS}):
+                raise ValueError(f"In {str(path)!r} {keys} is {odd[0]}; quantised weights cannot be read.")
             sources = [s.to(torch.promote_types(s.dtype, dtype)) for s in sources]
         try:
             made = take.make(*sources)
