@@ -32,9 +32,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one trace or model; true when every one passed."""
+    """All checks of one trace or model; true when every one passed. skipped: what was not checked, and why."""
 
     checks: tuple[Check, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -57,7 +58,7 @@ class Verification:
         raise KeyError(f"No check {name!r}; the checks are {', '.join(c.name for c in self.checks)}.")
 
     def __str__(self) -> str:
-        return "\n".join(str(check) for check in self.checks)
+        return "\n".join([*(str(check) for check in self.checks), *(f"skip  {each}" for each in self.skipped)])
 
     def to_list(self) -> list[dict[str, Any]]:
         return [asdict(check) for check in self.checks]

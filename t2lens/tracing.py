@@ -38,7 +38,8 @@ class Trace:
         residual_norm(read, pos)               length of the read;  atom_norm(atom, pos)  length of what was written
         sequence_attention(layer, head, query, key)   and local_attention where the model has ShortSWA
         gate(write, pos)                       where the system has gates (DDL: beta, 0..2)
-        loss(pos)                              nats, of the token at pos given those before it (NaN at the first)
+        loss(pos)                              nats, of the token at pos given those before it (NaN at the first, and in
+                                               a bidirectional model, which sees that token)
         next_token(pos, k), next_logprob(pos, k)      the likeliest continuations
 
     A read with several ways is several reads (`3.attn.q`, `3.attn.k`, ...); the coordinates site, way and seen (atoms
@@ -77,6 +78,11 @@ class Trace:
     def notices(self) -> list[str]:
         """Sentences the reader of this trace must see (a truncated prompt, say)."""
         return self._meta["notices"]
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position sees only those before it. Else its predictions are of the token that stands there."""
+        return self.config["attention"].get("causal", True)
 
     @property
     def source_atoms(self) -> dict[str, dict[str, list[str]]]:
@@ -243,6 +249,8 @@ def _one_sequence(model: Transformer, input: Any) -> tuple[Tensor, list[str]]:
                 f"A trace is of one sequence, [pos] or [1, pos]; these ids have the shape {list(ids.shape)}."
             )
     notices = []
+    if not model.cfg.causal:
+        notices.append("A bidirectional model: every position sees all tokens, so there is no next-token loss.")
     if ids.shape[1] > model.cfg.n_ctx:
         n, n_ctx = ids.shape[1], model.cfg.n_ctx
         notices.append(f"The prompt has {n} tokens; the last {n - n_ctx} are cut off (context {n_ctx}).")
@@ -290,7 +298,8 @@ def _variables(
     logprob = logits[0].double().log_softmax(dim=-1)
     top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
     loss = np.full(n_pos, np.nan)
-    loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
+    if model.cfg.causal:
+        loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
     decode = str if model.tokenizer is None else model.tokenizer.str_token
     out: dict[str, Any] = {
         "depth_weight": (
@@ -325,7 +334,8 @@ def _variables(
         grids = [patterns[n] for n in patterns if n.split(".")[2] == kind]
         if grids:
             grid = _array(torch.stack(grids)[:, 0])  # [layer, head, query, key]
-            grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
+            if kind == "local" or model.cfg.causal:
+                grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
             dims = ("layer", "head" if kind == "attn" else "local_head", "query", "key")
             out[variable] = (dims, grid, {"unit": "probability"})
     gates = [residual.gate(step.gates) for step in record.steps if step.out is not None]

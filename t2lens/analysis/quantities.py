@@ -88,7 +88,7 @@ def grid(trace: Any, key: str, way: str | None = None) -> Grid:
 
 
 def attention_of(trace: Any) -> dict[str, np.ndarray]:
-    """site -> attention over positions [head, query, key], NaN at later keys; sites in reading order."""
+    """site -> attention over positions [head, query, key], NaN at keys that are masked; sites in reading order."""
     data = trace.dataset
     found = {}
     for variable, kind, head in (
@@ -244,6 +244,8 @@ def _sequence_lookback(trace: Any, about: Quantity) -> Grid:
     patterns = attention_of(trace)
     if not patterns:
         return _nothing(trace, about, "no attention over positions was recorded")
+    if not trace.causal:
+        return _nothing(trace, about, "the attention of this model looks ahead as well as back")
     sites = _sites(trace)
     n_pos = trace.dataset.sizes["pos"]
     values = np.full((len(sites), n_pos), np.nan, next(iter(patterns.values())).dtype)

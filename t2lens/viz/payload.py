@@ -180,7 +180,7 @@ def _panel(letter: str, trace: Any, precision: str, sequence: bool, heads: bool)
     sites = [str(site) for site in data["read"].values]
     layers = 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
     pack = functools.partial(_array, precision=precision)
-    patterns = attention_of(trace) if sequence else {}
+    patterns = attention_of(trace) if sequence and trace.causal else {}  # the maps draw the past alone
     return {
         "letter": letter,
         "name": str(trace.model_name),

@@ -46,7 +46,7 @@ def summary(trace: Any, quantity: str | None = None) -> str:
     data = trace.dataset
     words, logs = data["next_token"].values[last], data["next_logprob"].values[last]
     following = "  ".join(f"{_quoted(str(w))} {np.exp(v):.3f}" for w, v in zip(words, logs, strict=True))
-    lines.append(f"  next token: {following}")
+    lines.append(f"  {'next token' if trace.causal else 'token here'}: {following}")
     loss = data["loss"].values
     if np.isfinite(loss).any():
         lines.append(f"  loss: {np.nanmean(loss):.3f} nats per token over {int(np.isfinite(loss).sum())} tokens")

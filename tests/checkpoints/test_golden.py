@@ -69,7 +69,7 @@ def known(folder: Path) -> bool:
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())
+    return float((a.detach().double() - b.detach().double()).abs().max())
 
 
 def recorded(
@@ -78,7 +78,7 @@ def recorded(
     """(name, our value in the shape of theirs) of all that the folder records beside the logits."""
     gates = {step.site.name: step.gates for step in record.steps}
     n = len([name for name in expected if name.startswith("depth.") and name.split(".")[1].isdigit()])
-    for name, theirs in expected.items():
+    for name, theirs in list(expected.items()):
         if name.startswith("depth."):
             site = _site(model, meaning["system"], name.split(".")[1], n)
             weights = model.residual.depth_weights(site, gates[site.name])
@@ -92,7 +92,7 @@ def recorded(
             else:
                 yield name, torch.stack([ways[way] for way in "qkvr"], dim=2)
     states = _states(model, record) if any("state" in name for name in expected) else {}
-    for name in expected:
+    for name in list(expected):
         if name.startswith("blocks."):
             _, layer, kind, what = name.split(".")
             if what == "beta":
