@@ -61,6 +61,8 @@ class LocalConv(LocalMixer):
     """[B, T, C] -> [B, T, C]: the convolution with an optional bias, SiLU, and x itself (a Canon layer's residual).
 
     name: under which a decoding cache keeps its past. what: its input in words. Starts at U(-1, 1) / sqrt(K).
+    weight: [C, 1, K], as torch's Conv1d has it, which also keeps it apart from the matrices that an optimiser like Muon
+    orthogonalises.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class LocalConv(LocalMixer):
     ) -> None:
         super().__init__()
         self.name, self.act, self.residual, self.shift = name, act, residual, shift
-        self.weight = nn.Parameter(torch.zeros(channels, kernel))
+        self.weight = nn.Parameter(torch.zeros(channels, 1, kernel))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.hook_in = HookPoint(shape="batch pos channel", meaning=f"{what}, before its short convolution")
         self.hook_out = HookPoint(shape="batch pos channel", meaning=f"{what}, after its short convolution")
@@ -87,14 +89,14 @@ class LocalConv(LocalMixer):
         return cls(channels, name, what, kernel=cfg.kernel, bias=cfg.bias, act=cfg.act, residual=cfg.residual)
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        bound = self.weight.shape[1] ** -0.5
+        bound = self.weight.shape[-1] ** -0.5
         self.weight.data.uniform_(-bound, bound, generator=generator)
         if self.bias is not None:
             self.bias.data.uniform_(-bound, bound, generator=generator)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         x = self.hook_in(places.without_padding(x))
-        y = causal_conv(x, self.weight, places, self.name, self.shift)
+        y = causal_conv(x, self.weight[:, 0], places, self.name, self.shift)
         if self.bias is not None:
             y = y + self.bias
         if self.act == "silu":

@@ -161,8 +161,8 @@ def test_the_delta_rules_embedding_convolution_is_the_same_function():
 
 def naive_canon(h: torch.Tensor, conv: Any) -> torch.Tensor:
     """h_t + sum_i w_i * h_{t-i}, with torch's own convolution."""
-    kernel = conv.weight.shape[1]
-    y = F.conv1d(F.pad(h.transpose(1, 2), (kernel - 1, 0)), conv.weight[:, None], groups=h.shape[-1])
+    kernel = conv.weight.shape[-1]
+    y = F.conv1d(F.pad(h.transpose(1, 2), (kernel - 1, 0)), conv.weight, groups=h.shape[-1])
     return h + y.transpose(1, 2)
 
 
