@@ -58,7 +58,7 @@ class _State:
     sources: Sources  # the embedding and the output of every block that is over
     stream: Tensor  # what the block read, plus what it wrote so far
     written: Tensor | None = None  # what the block wrote so far
-    output: Tensor | None = None  # of the block that has just ended; a source from the next read on
+    output: Tensor | None = None  # of the block that has just ended (centred for a LayerNorm); a source from then on
     scales: list[Tensor] = field(default_factory=list)  # [B, T, 1] of each source
 
 
@@ -122,7 +122,7 @@ class StaticSoftmaxReads(ResidualSystem):
         if not site.opens:
             return {}
         gates: Gates = {}
-        newest = state.sources[0] if state.output is None else self._stored(state.output)
+        newest = state.sources[0] if state.output is None else state.output
         if self.norm != "none":
             if self._scales_newest(site):
                 scale = _SCALES[self.norm](newest, self.model_cfg.norm_eps)
@@ -149,7 +149,7 @@ class StaticSoftmaxReads(ResidualSystem):
         if not site.opens:
             return state
         if state.output is not None:
-            state.sources.append(self._stored(state.output))
+            state.sources.append(state.output)
         if site in self.readers:
             weights = gates["weights"]
             if "scales" in gates:
@@ -173,7 +173,9 @@ class StaticSoftmaxReads(ResidualSystem):
         if not self.keeps_residual:
             state.written = atom if state.written is None else state.written + atom
         if site.closes:
-            state.output = state.stream if self.keeps_residual else state.written
+            output = state.stream if self.keeps_residual else state.written
+            assert output is not None
+            state.output = centred(output).to(output.dtype) if self.norm == "layer" else output
         return state
 
     def carry(self, state: _State, name: str) -> _State:
@@ -185,9 +187,6 @@ class StaticSoftmaxReads(ResidualSystem):
         else:
             state.stream = self.hook_points[name](state.stream)
         return state
-
-    def _stored(self, output: Tensor) -> Tensor:
-        return centred(output).to(output.dtype) if self.norm == "layer" else output
 
     def _scales_newest(self, site: Site) -> bool:
         """Whether the newest source at `site` is divided by a scale."""
@@ -224,7 +223,7 @@ class StaticSoftmaxReads(ResidualSystem):
 
 
 _SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "layer": rms_scale,  # of a source that was centred when it was stored
+    "layer": rms_scale,  # of a source that is centred already
     "rms": rms_scale,
     "l2": lambda x, eps: rms_scale(x, 0.0).clamp(min=eps**0.5),  # |x| / sqrt(d)
 }
