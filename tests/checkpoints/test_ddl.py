@@ -36,7 +36,7 @@ def random_model(residual: DeepDelta, **changes: Any) -> Any:
 
 
 def as_published(model: Any) -> dict[str, Tensor]:
-    """The weights under the names and in the shapes of the table in 3.6."""
+    """The weights under the names and in the shapes of the published files."""
     r, out = model.residual, {"transformer.wte.weight": model.embed.weight, "ln_f.weight": model.ln_final.w}
     out["lm_head.weight"] = model.unembed.W_U.T.clone()
     beta = "beta" if r.cfg.beta_hidden is None else "beta_out"

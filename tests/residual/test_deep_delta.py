@@ -203,7 +203,7 @@ def test_time_compression_equals_a_loop_over_tokens(channels, kernel, embed_conv
 
 
 def test_time_compression_accounts_for_token_shifted_sources_by_writer():
-    """Section 3.7 of the spec: what atom j adds is w_eff delta_j F_j with the kernel over earlier tokens."""
+    """What atom j adds is w_eff delta_j F_j with the kernel over earlier tokens."""
     model, tokens = tiny("ddl-tc-ec", 2), random_tokens(2)
     record, r = model.record(tokens), model.residual
     shares = t2lens.contributions(model, tokens, read="out")

@@ -171,7 +171,7 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tenso
 
 
 def test_canon_at_all_four_sites_against_a_forward_written_out():
-    """Table of 5.3: A after the norm, B on joined q, k, v after QK norm and before RoPE, C, D on joined gate and up."""
+    """A after the norm, B on joined q, k, v after QK norm and before RoPE, C, D on joined gate and up."""
     model, tokens = model_with("canon", 7), random_tokens(7)
     x = model.embed(tokens)
     b, t, _ = x.shape
