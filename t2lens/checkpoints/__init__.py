@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from t2lens.checkpoints import canon, dca, ddl, denseformer, elc_bert, gpt_bert, muddformer
+from t2lens.checkpoints import canon, dca, ddl, denseformer, elc_bert, gpt_bert, mistral_denseformer, muddformer
 
-FAMILIES: tuple[ModuleType, ...] = (canon, dca, ddl, denseformer, elc_bert, gpt_bert, muddformer)
+FAMILIES: tuple[ModuleType, ...] = (
+    canon,
+    dca,
+    ddl,
+    denseformer,
+    elc_bert,
+    gpt_bert,
+    mistral_denseformer,
+    muddformer,
+)
