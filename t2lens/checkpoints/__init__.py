@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from t2lens.checkpoints import canon, dca, ddl, denseformer, elc_bert, gpt_bert, mistral_denseformer, muddformer
+from t2lens.checkpoints import (
+    attnres,
+    canon,
+    dca,
+    ddl,
+    denseformer,
+    elc_bert,
+    gpt_bert,
+    mistral_denseformer,
+    muddformer,
+)
 
 FAMILIES: tuple[ModuleType, ...] = (
+    attnres,
     canon,
     dca,
     ddl,

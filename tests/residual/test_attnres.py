@@ -7,7 +7,7 @@ import torch
 
 import t2lens
 from t2lens.residual import AttnRes
-from t2lens.residual.attnres import sparsemax
+from t2lens.residual.attnres import entmax, sparsemax, top_k_softmax
 from tests.systems import random_tokens, tiny, tiny_config
 
 
@@ -37,6 +37,90 @@ def test_reads_follow_the_paper(size):
             assert torch.allclose(step.gates["weights"][b, t], weights, atol=1e-12, rtol=0)
             read = record.reads[step.site.name][b, t]
             assert torch.allclose(read, weights @ torch.stack(sources), atol=1e-12, rtol=0)
+
+
+KINDS = [
+    {"window": 1},
+    {"window": 8, "block_size": 1},
+    {"window": 2, "block_size": 2},
+    {"window": 2, "block_size": 4, "bias": "newest"},
+    {"key_norm": "unweighted"},
+    {"key_norm": "none", "block_size": 3},
+    {"normaliser": "sigmoid"},
+    {"normaliser": "top_k", "top_k": 2},
+    {"normaliser": "sparsemax", "bias": "per_source"},
+    {"normaliser": "entmax", "bias": "newest", "window": 3},
+    {"query": "none", "key_norm": "none", "bias": "per_source", "window": 2},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_ablations_follow_their_definitions(kind):
+    cfg = AttnRes(**kind)
+    model = tiny("attnres-full", 3, n_layers=4, residual=cfg)
+    record, p = model.record(random_tokens(4)), dict(model.residual.named_parameters())
+    atoms, size = record.atoms, cfg.block_size or 1
+    for step in record.steps:
+        i = step.site.index
+        sources = [atoms[0]]
+        for start in range(0, i, size):
+            sources.append(sum(atoms[1 + start : 1 + min(start + size, i)]))
+        if cfg.window is not None:
+            sources = [sources[0], *sources[1:][-cfg.window :]]
+        assert len(sources) == len(model.residual.sources(step.site))
+        scores = []
+        for v in sources:
+            key = v if cfg.key_norm == "none" else v / (v.square().mean(-1, keepdim=True) + model.cfg.norm_eps).sqrt()
+            key = key * p["key_norm"][i] if cfg.key_norm == "learned" else key
+            scores.append(key @ p["query"][i] if cfg.query == "learned" else torch.zeros_like(v[..., 0]))
+        scores = torch.stack(scores, dim=-1)
+        if cfg.bias == "newest":
+            scores[..., -1] += p["bias"][i, 0]
+        elif cfg.bias == "per_source":
+            scores = scores + p["bias"][i, : len(sources)]
+        if cfg.normaliser == "sigmoid":
+            weights = scores.sigmoid()
+        elif cfg.normaliser == "top_k":
+            floor = scores.sort(dim=-1, descending=True).values[..., min(2, len(sources)) - 1 :][..., :1]
+            weights = scores.masked_fill(scores < floor, -torch.inf).softmax(-1)
+            assert ((weights == 0).sum(-1) == max(0, len(sources) - 2)).all()
+        else:
+            weights = {"softmax": torch.softmax, "sparsemax": sparsemax, "entmax": entmax}[cfg.normaliser](scores, -1)
+        assert torch.allclose(step.gates["weights"], weights, atol=1e-11, rtol=0)
+        expected = torch.einsum("bts,sbtd->btd", weights, torch.stack(sources))
+        assert torch.allclose(record.read(step.site.name), expected, atol=1e-11, rtol=0)
+
+
+def test_a_window_names_what_it_still_sees():
+    model = tiny("attnres-full", n_layers=4, residual=AttnRes(block_size=2, window=2))
+    assert model.sources()["3.attn"] == ["embed", "block2", "block3"]
+    assert model.sources()["3.mlp"] == ["embed", "block3", "partial"]
+    assert model.sources()["out"] == ["embed", "block3", "block4"]
+
+
+@pytest.mark.parametrize(("n_layers", "layers_per_block"), [(7, 3), (4, 2), (5, 1), (3, 8)])
+def test_the_order_of_kimi_k3_is_the_same_system(n_layers, layers_per_block):
+    """K3 pushes a block after the first read behind it, and counts layers where block_size counts sublayers."""
+    model = tiny("attnres-full", 5, n_layers=n_layers, residual=AttnRes(block_size=2 * layers_per_block))
+    record, eps = model.record(random_tokens(5)), model.cfg.norm_eps
+    folded = model.residual.query * model.residual.key_norm
+    embed, *outs = record.atoms
+
+    def attend(sources, i):
+        scores = [(x / (x.square().mean(-1, keepdim=True) + eps).sqrt()) @ folded[i] for x in sources]
+        return torch.einsum("sbt,sbtd->btd", torch.stack(scores).softmax(0), torch.stack(sources))
+
+    blocks, current = [], embed
+    for layer in range(n_layers):
+        h = attend([*blocks, current], 2 * layer) if blocks else embed
+        assert torch.allclose(record.read(f"{layer}.attn"), h, atol=1e-12, rtol=0)
+        if layer % layers_per_block == 0:
+            blocks, current = [*blocks, current], None
+        current = outs[2 * layer] if current is None else current + outs[2 * layer]
+        h = attend([*blocks, current], 2 * layer + 1)
+        assert torch.allclose(record.read(f"{layer}.mlp"), h, atol=1e-12, rtol=0)
+        current = current + outs[2 * layer + 1]
+    assert torch.allclose(record.read("out"), attend([*blocks, current], 2 * n_layers), atol=1e-12, rtol=0)
 
 
 def test_zero_queries_give_exactly_one_over_s():
@@ -108,6 +192,46 @@ def test_sparsemax_is_the_projection_onto_the_simplex(seed):
     # optimality: no other point of the simplex (corners span it) lies in a descent direction
     gradient = p - scores
     assert ((gradient * p).sum(-1) <= gradient.min(-1).values + 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entmax_solves_its_equation_and_has_exact_zeros(seed):
+    scores = 3 * torch.randn(40, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    scores[0, 3] = scores[0, 2]  # equal scores get equal weights
+    p = entmax(scores)
+    low, high = (scores.amax(-1, keepdim=True) / 2 - 1), scores.amax(-1, keepdim=True) / 2
+    for _ in range(80):  # the threshold by bisection
+        tau = (low + high) / 2
+        enough = (scores / 2 - tau).clamp(min=0).square().sum(-1, keepdim=True) >= 1
+        low, high = torch.where(enough, tau, low), torch.where(enough, high, tau)
+    assert torch.allclose(p, (scores / 2 - low).clamp(min=0).square(), atol=1e-10, rtol=0)
+    assert torch.allclose(p.sum(-1), torch.ones(40).double(), atol=1e-12, rtol=0) and (p == 0).any()
+    assert torch.autograd.gradcheck(entmax, scores[1:5].clone().requires_grad_())
+    equal = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
+    entmax(equal)[:, 0].sum().backward()
+    assert torch.equal(entmax(equal), torch.full_like(equal, 0.25)) and equal.grad.isfinite().all()
+
+
+def test_top_k_keeps_k_and_no_more_even_among_equals():
+    p = top_k_softmax(torch.zeros(3, 5), 2)
+    assert ((p > 0).sum(-1) == 2).all() and torch.equal(p.sum(-1), torch.ones(3))
+    assert torch.equal(top_k_softmax(torch.zeros(3, 1), 2), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normaliser": "top_k"}, "needs top_k"),
+        ({"top_k": 2}, "needs top_k"),
+        ({"query": "none"}, "nothing scores the keys"),
+        ({"window": 0}, "at least 1"),
+        ({"bias": "oldest"}, "must be one of none, newest, per_source"),
+        ({"key_norm": "layer"}, "must be one of learned, unweighted, none"),
+    ],
+)
+def test_what_a_config_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        AttnRes(**options)
 
 
 def test_memory_for_sources_is_linear_in_their_number():
