@@ -200,7 +200,7 @@ def mudd_logits(config: dict[str, Any], w: dict[str, Tensor], ids: Tensor, *, py
         states.append(h + linear(hidden, f"{p}feed_forward.w2"))
         made = F.gelu(rms(states[-1], eps) @ w[f"dynamic_dense.{i}.w1.weight"].T)
         made = (made @ w[f"dynamic_dense.{i}.w2.weight"].T).unflatten(-1, (-1, i + 2)) + w[f"dense_bs.{i}"]
-        mixed = [sum(made[..., c, j, None] * x for j, x in enumerate(states)) for c in range(made.shape[-2])]
+        mixed = list(torch.einsum("btcj,jbtd->cbtd", made, torch.stack(states)))
         q, k, v, r = mixed if len(mixed) == 4 else mixed * 4
     return norm(r, "norm") @ w["output.weight"].T
 
