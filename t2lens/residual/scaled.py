@@ -131,6 +131,7 @@ RELATIVES: dict[str, Scaled] = {
 class _State:
     stream: Tensor
     embed: Tensor | None  # kept where it is added again
+    pending: Tensor | None = None  # the (centred) sum whose scale was just measured, so that it is made once
 
 
 class ScaledResidual(ResidualSystem):
@@ -192,9 +193,9 @@ class ScaledResidual(ResidualSystem):
             scale = self.hook_points[site.hook("laurel_out_scale")]
             gates["laurel_out_scale"] = scale(rms_scale(low, self.model_cfg.norm_eps))
         if self.cfg.post_norm is not None:
-            total = self._centred(self._sum(state, site, out, gates))
+            state.pending = self._centred(self._sum(state, site, out, gates))
             scale = self.hook_points[site.hook("post_scale")]
-            gates["post_scale"] = scale(rms_scale(total, self.cfg.post_norm.eps))
+            gates["post_scale"] = scale(rms_scale(state.pending, self.cfg.post_norm.eps))
         return gates
 
     def _coefficients(self, state: _State, site: Site, *, opening: bool) -> Gates:
@@ -217,11 +218,13 @@ class ScaledResidual(ResidualSystem):
         return state.stream
 
     def write(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> _State:
-        total = self._sum(state, site, atom, gates)
-        if self.cfg.post_norm is not None:
-            total = (self._centred(total) / gates["post_scale"]).to(total.dtype)
-            total = total * self.post_norm_weight[site.index] if self.cfg.post_norm.weight else total
-        state.stream = total
+        if self.cfg.post_norm is None:
+            state.stream = self._sum(state, site, atom, gates)
+            return state
+        total = self._centred(self._sum(state, site, atom, gates)) if state.pending is None else state.pending
+        total = (total / gates["post_scale"]).to(state.stream.dtype)
+        state.stream = total * self.post_norm_weight[site.index] if self.cfg.post_norm.weight else total
+        state.pending = None
         return state
 
     def carry(self, state: _State, name: str) -> _State:
@@ -229,11 +232,14 @@ class ScaledResidual(ResidualSystem):
         return state
 
     def _sum(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> Tensor:
-        kept = self._kept(state, site, gates) if self.cfg.at == "write" else state.stream
-        added = self._times("add", atom, site, gates)
-        if "gate" in gates:
-            kept, added = (1 - gates["gate"]) * kept, gates["gate"] * added
-        total = kept + added
+        if "gate" in gates:  # (1 - g) kept + g added
+            kept = self._kept(state, site, gates) if self.cfg.at == "write" else state.stream
+            total = torch.lerp(kept, self._times("add", atom, site, gates), gates["gate"])
+        elif self.cfg.at == "write" and self.cfg.x0 is None and self.cfg.keep is not None:
+            total = self._plus("keep", self._times("add", atom, site, gates), state.stream, site, gates)
+        else:
+            kept = self._kept(state, site, gates) if self.cfg.at == "write" else state.stream
+            total = self._plus("add", kept, atom, site, gates)
         if self.cfg.low_rank is None:
             return total
         if self.cfg.low_rank_form == "plain":
@@ -246,14 +252,20 @@ class ScaledResidual(ResidualSystem):
 
     def _kept(self, state: _State, site: Site, gates: Gates) -> Tensor:
         kept = self._times("keep", state.stream, site, gates)
-        return kept if state.embed is None else kept + self._times("x0", state.embed, site, gates)
+        return kept if state.embed is None else self._plus("x0", kept, state.embed, site, gates)
 
     def _times(self, name: str, x: Tensor, site: Site, gates: Gates) -> Tensor:
-        gain = self.gains.get(name)
-        if gain is None:
-            return x
+        return x if name not in self.gains else x * self._gain(name, site, gates)
+
+    def _plus(self, name: str, total: Tensor, x: Tensor, site: Site, gates: Gates) -> Tensor:
+        """total + coefficient * x, in one pass over memory."""
+        gain = self._gain(name, site, gates) if name in self.gains else 1.0
+        return torch.addcmul(total, x, gain) if isinstance(gain, Tensor) else torch.add(total, x, alpha=gain)
+
+    def _gain(self, name: str, site: Site, gates: Gates) -> Tensor | float:
+        gain = self.gains[name]
         assert site.layer is not None
-        return x * (gain.value(site.layer, self.model_cfg.n_layers) if gain.per == "fixed" else gates[name])
+        return gain.value(site.layer, self.model_cfg.n_layers) if gain.per == "fixed" else gates[name]
 
     def _low_rank(self, x: Tensor, site: Site) -> Tensor:
         i = self.lowered.index(site)
