@@ -23,10 +23,14 @@ __all__ = ["Plan", "Take", "rows"]
 
 @dataclass(frozen=True)
 class Take:
-    """One of our weights as a function of tensors of the file, by their keys (one key and no function: as it is)."""
+    """One of our weights as a function of tensors of the file, by their keys (one key and no function: as it is).
+
+    part: the rows of the key that it uses, where not all; those of all takes together must be all there are.
+    """
 
     keys: tuple[str, ...]
     make: Callable[..., Tensor] = lambda x: x
+    part: tuple[int, int] | None = None
 
 
 @dataclass
@@ -57,4 +61,4 @@ class Plan:
 
 def rows(key: str, start: int, stop: int) -> Take:
     """Rows start..stop of a packed weight (or bias)."""
-    return Take((key,), lambda x: x[start:stop])
+    return Take((key,), lambda x: x[start:stop], part=(start, stop))

@@ -116,6 +116,8 @@ def _check(
     missing = sorted(used - set(archive.shapes))
     extra = sorted(set(archive.shapes) - used - set(plan.ignored))
     ours = set(model.state_dict())
+    if not missing:
+        _check_parts(path, archive, takes)
     faults = [f"it lacks {few(missing)}"] if missing else []
     faults += [f"it has the unexpected {few(extra)}"] if extra else []
     if unmade := sorted(ours - set(takes)):
@@ -124,6 +126,20 @@ def _check(
         faults.append(f"our model has no {few(unknown)}")
     if faults:
         raise ValueError(f"The {name} checkpoint {str(path)!r} does not fit its config: {'; '.join(faults)}.")
+
+
+def _check_parts(path: str | Path, archive: Archive, takes: dict[str, Take]) -> None:
+    """The rows of a packed weight are all used."""
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for take in takes.values():
+        if take.part is not None:
+            parts.setdefault(take.keys[0], []).append(take.part)
+    for key, spans in parts.items():
+        n, end = archive.shapes[key][0] if archive.shapes[key] else 0, 0
+        for start, stop in sorted(spans):
+            end = stop if start <= end else end
+        if end != n:
+            raise ValueError(f"In {str(path)!r} {key} has {n} rows, but by its config it should have {end}.")
 
 
 def _check_equal(path: str | Path, archive: Archive, plan: Plan) -> None:

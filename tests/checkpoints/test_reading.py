@@ -18,7 +18,7 @@ from torch import Tensor
 import t2lens
 from t2lens.checkpoints import reading
 from t2lens.checkpoints.archive import Archive
-from t2lens.checkpoints.plan import Plan
+from t2lens.checkpoints.plan import Plan, rows
 from t2lens.checkpoints.reading import read_checkpoint
 from t2lens.config import MLP, Attention, ModelConfig
 from t2lens.model import Transformer
@@ -249,6 +249,21 @@ def test_a_weight_that_cannot_be_made_is_named(tmp_path, weights, family, monkey
     refused(write(tmp_path / "a", weights), "net.ln_final.w of shape [16] cannot become ln_final.w")
 
 
+def test_rows_of_a_packed_weight_must_all_be_used(tmp_path, model, weights, family, monkeypatch):
+    def packed(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
+        made = plan(config, shapes)
+        for i, start in (("gate", 0), ("input", 24)):
+            made.weights[f"blocks.1.mlp.{i}.weight"] = rows("net.packed", start, start + 24)
+        return made
+
+    monkeypatch.setattr(family, "plan", packed)
+    both = torch.cat([weights.pop("net.blocks.1.mlp.gate.weight"), weights.pop("net.blocks.1.mlp.input.weight")])
+    same(read_checkpoint(write(tmp_path / "a", weights | {"net.packed": both})), model)
+    for wrong in (torch.cat([both, both[:1]]), both[:-1]):
+        message = f"net.packed has {len(wrong)} rows, but by its config it should have 48"
+        refused(write(tmp_path / "b", weights | {"net.packed": wrong}), message)
+
+
 def test_a_plan_that_leaves_out_one_of_our_weights_is_refused(tmp_path, weights, family, monkeypatch):
     def forgetful(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
         made = plan(config, shapes)
@@ -314,7 +329,7 @@ def test_a_folder_in_which_the_weights_are_not_plain_to_see(tmp_path, weights):
 
 
 @pytest.mark.parametrize("name", ["../out.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "link.safetensors"])
-def test_an_index_names_files_of_its_folder_only(tmp_path, weights, name):
+def test_an_index_names_files_of_its_folder_only(tmp_path, weights, name: str):
     save_file(weights, tmp_path / "out.safetensors")
     folder = write_sharded(tmp_path / "m", {"a.safetensors": weights}, dict.fromkeys(weights, name))
     (folder / "sub").mkdir()
