@@ -162,6 +162,9 @@ class HyperConnected(ResidualSystem):
     are squashed; the streams themselves as `blocks.3.hook_streams_pre`, `_mid`, `_post`.
     """
 
+    which_gain: Tensor  # column of a projection -> which gain
+    table: Tensor  # [n!, n, n]
+
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
         assert isinstance(cfg.residual, HyperConnections)
