@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from t2lens.checkpoints import attnres
 from t2lens.checkpoints.reading import read_checkpoint
+from t2lens.config import Rope
 from t2lens.residual import OpenAttnRes, Standard
 from tests.systems import random_tokens
 
@@ -100,9 +101,10 @@ def test_the_keys_say_which_program_wrote_a_file(mode, tensors, expected, tmp_pa
 def test_gates_are_read_where_they_act_and_named_where_they_do_not(gate, tmp_path):
     tensors = weights(gate=gate)
     model = read_checkpoint(write(tmp_path / "a", tensors, attnres_mode="block", attnres_gate_type=gate))
-    assert model.cfg.residual.gate == gate and not model.loaded_from.ignored
+    assert model.cfg.residual == OpenAttnRes(n_blocks=2, gate=gate, bias_init=3.0)
+    assert not model.loaded_from.ignored
     name = next(iter(GATES[gate]))
-    ours = model.residual.gate_weight if gate == "sigmoid_vector" else model.residual.gate_value
+    ours = model.residual.get_parameter("gate_weight" if gate == "sigmoid_vector" else "gate_value")
     assert torch.equal(ours[3], tensors[f"model.layers.1.mlp_{name}"])
     idle = read_checkpoint(
         write(tmp_path / "b", weights(gate=gate), attnres_mode="first_layer", attnres_gate_type=gate)
@@ -137,7 +139,7 @@ def test_heads_and_rope_stand_in_either_place(tmp_path):
     )
     assert not free.cfg.tied and free.cfg.attention.d_head == HEAD
     other = read_checkpoint(write(tmp_path / "d", tensors, rope_parameters={"rope_theta": 500.0}))
-    assert other.cfg.attention.rope.base == 500.0
+    assert other.cfg.attention.rope == Rope(base=500.0)
     assert not torch.equal(other(random_tokens(2)), tied(random_tokens(2)))
 
 

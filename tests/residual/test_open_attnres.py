@@ -184,7 +184,7 @@ def test_a_huge_recency_bias_is_the_plain_residual(mode):
     model = t2lens.build(tiny_config("standard", residual=OpenAttnRes(mode=mode, bias_init=60.0)), seed=3).double()
     tokens = random_tokens(8)
     assert float((model(tokens) - twin(model)(tokens)).detach().abs().max()) < 1e-6
-    model.residual.bias.data.zero_()
+    model.residual.get_parameter("bias").data.zero_()
     assert float((model(tokens) - twin(model)(tokens)).detach().abs().max()) > 1e-3
 
 
@@ -261,10 +261,16 @@ def test_edits_of_the_stream_and_of_the_gate_act():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OpenAttnRes(dialect="D"), "must be one of A, B, C"),
+        (
+            lambda: OpenAttnRes(dialect="D"),  # type: ignore[arg-type]
+            "must be one of A, B, C",
+        ),
         (lambda: OpenAttnRes(dialect="A", mode="delta"), "dialect A has no mode 'delta'; it has block, full"),
         (lambda: OpenAttnRes(n_blocks=0), "at least 1"),
-        (lambda: OpenAttnRes(gate="tanh"), "must be one of bias, sigmoid_scalar"),
+        (
+            lambda: OpenAttnRes(gate="tanh"),  # type: ignore[arg-type]
+            "must be one of bias, sigmoid_scalar",
+        ),
         (lambda: DeltaAttnRes(block_size=0), "at least 1"),
     ],
 )
