@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -159,10 +160,11 @@ def _write_streams(self: HyperConnected, state: Tensor, site: Site, atom: Tensor
     return exchanged + gates["post"].unsqueeze(-1) * atom.unsqueeze(-2)
 
 
-def _read_channels(self: DeepDeltaLearning, state: Tensor, site: Site, gates: Gates) -> Tensor:  # noqa: ARG001
-    x = state.x if isinstance(state, tuple) else state  # [B, T, V, D]
+def _read_channels(self: DeepDeltaLearning, state: Any, site: Site, gates: Gates) -> Tensor:  # noqa: ARG001
+    over_time = not isinstance(state, Tensor)
+    x = state.x if over_time else state  # [B, T, V, D]
     kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]
-    if isinstance(state, tuple):  # depthwise over time, then over the channels
+    if over_time:  # depthwise, then, then over the channels
         batch, n, channels, d = x.shape
         line = F.pad(x.permute(0, 2, 3, 1).reshape(batch, channels * d, n), (kernel.shape[-1] - 1, 0))
         taps = kernel.transpose(0, 1).reshape(channels * d, 1, -1)
