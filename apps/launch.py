@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 
 from t2lens.apps import dashboard_file
 
@@ -27,10 +28,11 @@ OPTIONS = {
 }
 
 
-def run(port: int = 8501, open_browser: bool = False) -> None:
+def run(port: int = 8501, open_browser: bool = False, models: Sequence[str] = ()) -> None:
     """Serve the dashboard on this machine only, until interrupted. Prints the address.
 
-    Raises ValueError when the port is not a port or is taken.
+    `models`, whatever `t2lens.load` takes, stand beside the bundled ones, and the first of them is shown first.
+    Raises ValueError when the port is not a port or is taken, or a model cannot be loaded.
     """
     if type(port) is not int or not 1 <= port <= 65535:
         raise ValueError(f"A port is a whole number from 1 to 65535, not {port!r}.")
@@ -45,6 +47,10 @@ def run(port: int = 8501, open_browser: bool = False) -> None:
 
     options = {**OPTIONS, "server_port": port, "server_headless": not open_browser}
     bootstrap.load_config_options(options)
+    from t2lens.apps import loaders
+
+    for model in models:
+        loaders.add(model)
     _warm()
     sys.stdout.write(f"t2lens dashboard: http://{HOST}:{port}  (Ctrl-C stops it)\n")
     sys.stdout.flush()

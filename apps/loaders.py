@@ -18,9 +18,10 @@ import streamlit as st
 import t2lens
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 
-__all__ = ["Loaded", "load", "model_names", "trace"]
+__all__ = ["Loaded", "add", "added", "load", "model_names", "trace"]
 
 _LOCK = threading.Lock()
+_ADDED: dict[str, str] = {}  # name -> what `t2lens.load` takes, beside the bundled models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,37 @@ class Loaded:
 
 
 def model_names() -> list[str]:
-    """The bundled models, in the order in which the package lists them."""
-    return [info.name for info in t2lens.list_models()]
+    """The bundled models, in the order in which the package lists them, then those that were added."""
+    return [*(info.name for info in t2lens.list_models()), *_ADDED]
+
+
+def add(name_or_path: str) -> str:
+    """Offer another model, whatever `t2lens.load` takes, and return the name that it gets.
+
+    ValueError: it cannot be loaded, takes no text, or has the name of one that is there.
+    """
+    name = Path(name_or_path).absolute().name
+    if name_or_path in model_names():
+        return name_or_path
+    if name in model_names():
+        raise ValueError(f"The dashboard has a model {name!r} already; rename the folder {name_or_path!r}.")
+    _ADDED[name] = name_or_path
+    try:
+        if load(name).model.tokenizer is None:
+            raise ValueError(f"The model {name_or_path!r} has no tokenizer, and the dashboard shows texts.")
+    except ValueError:
+        del _ADDED[name]
+        raise
+    return name
+
+
+def added() -> list[str]:
+    """The names of the models that were added."""
+    return list(_ADDED)
 
 
 def load(name: str) -> Loaded:
-    """A bundled model; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
+    """A model of `model_names`; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
     return _load(name, _weights_hash(name))
 
 
@@ -49,6 +75,11 @@ def trace(loaded: Loaded, prompt: str) -> Any:
 
 def _weights_hash(name: str) -> str:
     """sha256 of the weights as they lie on disk now, so that retrained weights are another model."""
+    if name in _ADDED:  # may be large: what its files look like from outside
+        path = Path(_ADDED[name])
+        files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+        marks = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+        return hashlib.sha256(repr((_ADDED[name], marks)).encode()).hexdigest()
     file = BUNDLED / name / WEIGHTS
     return _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)
 
@@ -61,7 +92,7 @@ def _sha256(file: Path, mtime_ns: int, size: int) -> str:  # noqa: ARG001 - what
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _load(name: str, weights_hash: str) -> Loaded:
     with _LOCK:
-        return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(name))
+        return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(_ADDED.get(name, name)))
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)

@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 
 MODEL = "attnres-full"
+IDS = "Token ids in place of a text: 0,7,3."
+OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
 
 
 def main() -> None:
@@ -49,10 +51,18 @@ def _root(
 
 
 @app.command()
-def models() -> None:
+def models(
+    published: Annotated[bool, typer.Option("--published", help="List known public checkpoints instead.")] = False,
+    systems: Annotated[bool, typer.Option("--systems", help="List every residual system and mixer instead.")] = False,
+) -> None:
     """List the bundled trained models."""
     import t2lens
 
+    if published or systems:
+        for wanted, show in ((published, _published), (systems, _systems)):
+            if wanted:
+                show()
+        return
     with _sentences():
         found = t2lens.list_models()
         if not found:
@@ -75,9 +85,12 @@ def models() -> None:
 @app.command()
 def trace(
     text: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
-    model: Annotated[str, typer.Option("--model", help="A bundled name or a model folder.")] = MODEL,
+    model: Annotated[
+        str, typer.Option("--model", help="A bundled name, a checkpoint folder or file, a hub id.")
+    ] = MODEL,
     model_b: Annotated[str | None, typer.Option("--model-b", help="A second model, side by side.")] = None,
-    ids: Annotated[str | None, typer.Option(help="Token ids in place of a text: 0,7,3.")] = None,
+    ids: Annotated[str | None, typer.Option(help=IDS)] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     load: Annotated[Path | None, typer.Option(help="Show a trace that --save wrote; no model runs.")] = None,
     quantity: Annotated[str | None, typer.Option(help="What the map shows; default: what is the system's own.")] = None,
     pos: Annotated[int, typer.Option(help="The position of the table; negative counts from the end.")] = -1,
@@ -90,7 +103,7 @@ def trace(
     with _sentences():
         files = [path for path in (html, csv, json, save) if path is not None]
         _check_outputs(files)
-        traces = _traces(text, model, model_b, ids, load)
+        traces = _traces(text, model, model_b, ids, load, option or [])
         if save is not None and len(traces) > 1:
             raise ValueError("--save keeps one trace; leave out --model-b, or run it once per model.")
         _report(traces, quantity, pos)
@@ -99,8 +112,12 @@ def trace(
 
 @app.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Bundled names or folders.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Bundled names, checkpoints, hub ids.")
+    ] = None,
     text: Annotated[str | None, typer.Option(help="The prompt to check on.")] = None,
+    ids: Annotated[str | None, typer.Option(help=IDS)] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
 ) -> None:
     """Check every identity that the pictures rely on; exit code 1 when one fails. No name: all bundled models."""
     import t2lens
@@ -111,10 +128,15 @@ def verify(
             raise ValueError("There are no bundled models to verify; name a model folder.")
         if text is not None and not text.strip():
             raise ValueError("The prompt is empty: type at least one word.")
-        loaded = [t2lens.load(name) for name in chosen]  # all names first: a typo in the last costs nothing
+        if text is not None and ids is not None:
+            raise ValueError("Give --text or --ids, not both.")
+        prompt = text if ids is None else _ids(ids)
+        loaded = [
+            t2lens.load(name, **_options(option)) for name in chosen
+        ]  # all first: a typo in the last costs nothing
         console, passed = _console(), True
         for name, model in zip(chosen, loaded, strict=True):
-            result = t2lens.verify(model, text)
+            result = t2lens.verify(model, prompt)
             table = _table("", "check", "value>", "limit>", "meaning", title=name)
             for check in result:
                 sign = ">=" if check.at_least else "<="
@@ -133,12 +155,13 @@ def verify(
 def dashboard(
     port: Annotated[int, typer.Option(help="The port on this machine.")] = 8501,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser as well.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help="A checkpoint beside the bundled models; repeatable.")] = None,
 ) -> None:
     """Start the dashboard on this machine."""
     with _sentences():
         from t2lens.apps.launch import run
 
-        run(port=port, open_browser=browser)
+        run(port=port, open_browser=browser, models=model or [])
 
 
 @app.command()
@@ -199,6 +222,34 @@ def bench(
         console.print(table)
 
 
+def _published() -> None:
+    from t2lens.checkpoints.published import PUBLISHED, UNPUBLISHED
+
+    console = _console()
+    for one in PUBLISHED:  # blocks, because ids and sentences are too long for a table
+        console.print(one.id, style="bold")
+        table = _table("", "", title=None)
+        table.box, table.show_header = None, False
+        facts = (("system", one.system), ("size", f"{one.parameters} parameters, {one.size}"))
+        facts += (("licence", one.licence), ("causal", one.causal), ("t2lens.load", one.reads))
+        for name, value in (*facts, ("needs", one.needs), ("status", one.status)):
+            if value:
+                table.add_row(f"  {name}", value)
+        console.print(table)
+    console.print()
+    console.print("No file of these was opened when the list was written: it comes from cards, listings and code.")
+    console.print(UNPUBLISHED)
+
+
+def _systems() -> None:
+    from t2lens.zoo.systems import list_systems
+
+    table = _table("name", "in t2lens", "what it is", "paper")
+    for one in list_systems():
+        table.add_row(one.name, one.config, one.what, one.paper)
+    _console().print(table)
+
+
 # --- pieces --------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +296,35 @@ def _check_outputs(files: list[Path]) -> None:
         raise ValueError("Two outputs have the same file name; give each its own.")
 
 
-def _traces(text: str | None, model: str, model_b: str | None, ids: str | None, load: Path | None) -> list[Any]:
+def _ids(ids: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in ids.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--ids takes whole numbers like 0,7,3, not {ids!r}.") from None
+    if not numbers:
+        raise ValueError("--ids is empty: give at least one token id.")
+    return numbers
+
+
+def _options(pairs: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE, where a value that reads as JSON is that (true, 3) and any other a text."""
+    from json import loads
+
+    options: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--option takes NAME=VALUE, not {pair!r}.")
+        try:
+            options[name] = loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def _traces(
+    text: str | None, model: str, model_b: str | None, ids: str | None, load: Path | None, option: list[str]
+) -> list[Any]:
     import t2lens
 
     if sum(given is not None for given in (text, ids, load)) != 1:
@@ -258,16 +337,11 @@ def _traces(text: str | None, model: str, model_b: str | None, ids: str | None, 
     if text == "-":
         prompt = sys.stdin.read()
     if ids is not None:
-        try:
-            prompt = [int(part) for part in ids.replace(",", " ").split()]
-        except ValueError:
-            raise ValueError(f"--ids takes whole numbers like 0,7,3, not {ids!r}.") from None
-        if not prompt:
-            raise ValueError("--ids is empty: give at least one token id.")
+        prompt = _ids(ids)
     elif not prompt.strip():
         raise ValueError("The prompt is empty: type at least one word.")
     names = [model] if model_b is None else [model, model_b]
-    loaded = [t2lens.load(name) for name in names]
+    loaded = [t2lens.load(name, **(_options(option) if name == model else {})) for name in names]
     return [t2lens.trace(one, prompt, name=Path(name).name) for one, name in zip(loaded, names, strict=True)]
 
 

@@ -77,7 +77,7 @@ def two_axes() -> None:
 
 def preset(names: list[str]) -> Selection:
     """What a first visit shows."""
-    a = "attnres-full" if "attnres-full" in names else names[0]
+    a = [*loaders.added(), *(name for name in names if name == "attnres-full"), *names][0]
     b = "ddl-cc-ec" if "ddl-cc-ec" in names else names[-1]
     return Selection(
         model_a=a,
