@@ -12,6 +12,7 @@ from t2lens.checkpoints import (
     denseformer,
     elc_bert,
     gpt_bert,
+    hyper,
     mistral_denseformer,
     muddformer,
 )
@@ -24,6 +25,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     denseformer,
     elc_bert,
     gpt_bert,
+    hyper,
     mistral_denseformer,
     muddformer,
 )

@@ -162,9 +162,6 @@ class HyperConnected(ResidualSystem):
     are squashed; the streams themselves as `blocks.3.hook_streams_pre`, `_mid`, `_post`.
     """
 
-    which_gain: Tensor  # column of a projection -> which gain
-    table: Tensor  # [n!, n, n]
-
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__(cfg, sites)
         assert isinstance(cfg.residual, HyperConnections)
@@ -174,17 +171,18 @@ class HyperConnected(ResidualSystem):
         if c.n_res:
             shape = (c.n_res,) if c.res == "permutations" else (n, n)
             self.static_res = nn.Parameter(torch.zeros(writes, *shape))
-        if c.res == "permutations":
-            self.register_buffer("table", permutation_table(n), persistent=False)
+        self.table: Tensor | None = None  # [n!, n, n], made when it is first needed, where the streams are
         # columns: pre, post, res. One stream at a time they are its own pre, post and res[to] for every `to`
         by_stream, n_dynamic = c.norm_over == "stream", len(c.dynamic_parts)
         self.widths = ([1, 1, n] if by_stream else [n, n, c.n_res])[:n_dynamic]
         fan_in = d if by_stream else n * d
         if c.dynamic_parts:
             self.dynamic = nn.Parameter(torch.zeros(writes, fan_in, sum(self.widths)))
-            which = torch.tensor([0, 1, 0 if c.gains == "shared" else 2][:n_dynamic])
-            self.gain = nn.Parameter(torch.zeros(writes, int(which.max()) + 1))
-            self.register_buffer("which_gain", which.repeat_interleave(torch.tensor(self.widths)), persistent=False)
+            which = [0, 1, 0 if c.gains == "shared" else 2][:n_dynamic]
+            self.gain = nn.Parameter(torch.zeros(writes, max(which) + 1))
+            self.which_gain = [
+                k for k, width in zip(which, self.widths, strict=True) for _ in range(width)
+            ]  # by column
         if c.readout == "head":
             self.head_static = nn.Parameter(torch.zeros(n))
             if c.dynamic_parts:
@@ -286,7 +284,10 @@ class HyperConnected(ResidualSystem):
         if squash == "sinkhorn":
             return sinkhorn(x, c.sinkhorn_iterations, c.sinkhorn_last, c.eps)
         if squash == "permutations":
-            return torch.tensordot(x.softmax(dim=-1), self.table.to(x.dtype), dims=1)
+            if self.table is None or (self.table.dtype, self.table.device) != (x.dtype, x.device):
+                with torch.inference_mode(False):  # else a later pass with gradients could not use it
+                    self.table = permutation_table(c.n_streams).to(x.device, x.dtype)
+            return torch.tensordot(x.softmax(dim=-1), self.table, dims=1)
         if squash == "softmax":
             return x.softmax(dim=-1)
         if squash in ("sigmoid", "2sigmoid"):

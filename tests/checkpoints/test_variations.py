@@ -39,7 +39,11 @@ class File:
 
     def write(self, folder: Path, weights: dict[str, Tensor] | None = None) -> Path:
         folder.mkdir()
-        save_file({k: w.contiguous() for k, w in (weights or self.weights).items()}, folder / "model.safetensors")
+        whole = torch.contiguous_format  # and each in memory of its own, as safetensors wants it
+        save_file(
+            {k: w.clone(memory_format=whole) for k, w in (weights or self.weights).items()},
+            folder / "model.safetensors",
+        )
         (folder / "config.json").write_text(json.dumps(self.config))
         return folder
 
