@@ -139,8 +139,13 @@ def _load_ours(folder: Path, device: str | torch.device | None, dtype: torch.dty
     with torch.device("meta"):
         model = Transformer(cfg)
     _check_fit(folder / WEIGHTS, model, weights)
-    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
+    model.load_state_dict({name: _cast(weight, dtype) for name, weight in weights.items()}, assign=True)
     return model.requires_grad_(True).to(device or "cpu").eval()
+
+
+def _cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers, like the table of relative positions, stay what they are."""
+    return weight.to(dtype) if weight.is_floating_point() else weight
 
 
 def _tokenizer(folder: Path) -> Tokenizer | PublishedTokenizer | None:
@@ -185,7 +190,7 @@ def save(
 
     weights = {name: weight.detach().cpu().contiguous() for name, weight in model.state_dict().items()}
     if dtype is not None:
-        weights = {name: weight.to(_dtype(dtype)) for name, weight in weights.items()}
+        weights = {name: _cast(weight, _dtype(dtype)) for name, weight in weights.items()}
     with new_folder(path) as folder:
         save_file(weights, str(folder / WEIGHTS), metadata={"format": FORMAT})
         sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
