@@ -14,114 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from t2lens.block import Block, through
 from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
 from t2lens.mixing import ForwardRecord, contributions_of
-from t2lens.residual import Read, ResidualSystem, Site, build_residual, by_way, make_sites
-from t2lens.residual.base import Reads
-from t2lens.sublayers import (
-    MLP,
-    Attention,
-    BucketAttention,
-    DecodingCache,
-    LocalConv,
-    LocalMixer,
-    Norm,
-    Places,
-    RelativeTable,
-)
+from t2lens.residual import Read, ResidualSystem, Site, build_residual, make_sites
+from t2lens.sublayers import DecodingCache, LocalMixer, Norm, Places, RelativeTable
 from t2lens.text import TextInterface
 
 __all__ = ["Transformer", "build"]
-
-_NORM_NAMES = {"local": "ln_local", "attn": "ln1", "mlp": "ln2"}
-_CANON = {"attn": "A", "mlp": "C"}  # which of the Canon layers stands after the norm of a site
-_CARRIED = "r"  # the way that no sublayer reads: what the block carries on
-
-
-class Block(nn.Module):
-    """The sublayers of one layer with their pre-norms and hook points; `Transformer.forward` walks through them.
-
-    A site that reads in several ways has a hook point and a norm for each: hook_read_attn_q and ln1_q.
-    """
-
-    def __init__(
-        self, cfg: ModelConfig, sites: tuple[Site, ...], residual: ResidualSystem, relative: RelativeTable | None
-    ) -> None:
-        super().__init__()
-        self.sites = sites
-        self.hook_out_is_single_residual_stream = residual.is_additive  # transformer-lens asks for this
-        for site in sites:
-            for way in residual.ways(site):
-                if way == _CARRIED:
-                    continue
-                what = Read(site, way).name
-                meaning = f"what {what} reads, before its norm"
-                read = HookPoint(shape="batch pos d_model", meaning=meaning, unit="stream")
-                self.add_module(_with_way(f"hook_read_{site.kind}", way), read)
-                self.add_module(_with_way(_NORM_NAMES[site.kind], way), Norm(cfg.norm, cfg.d_model))
-                letter = _CANON.get(site.kind, "")
-                if cfg.canon is not None and letter and letter in cfg.canon.sites:
-                    name = _with_way(f"canon_{letter.lower()}", way)
-                    conv = LocalConv.canon(cfg.canon, cfg.d_model, f"{site.layer}.{name}", f"the normed read of {what}")
-                    self.add_module(name, conv)
-            out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
-            self.add_module(site.kind, self._sublayer(cfg, site, relative))
-            self.add_module(f"hook_{site.kind}_out", out)
-
-    @staticmethod
-    def _sublayer(cfg: ModelConfig, site: Site, relative: RelativeTable | None) -> nn.Module:
-        assert site.layer is not None
-        if site.kind == "mlp":
-            return MLP(cfg.mlp, cfg.d_model, site.layer, cfg.canon)
-        attention = cfg.local if site.kind == "local" else cfg.attention
-        assert attention is not None
-        if isinstance(attention, BucketAttentionConfig):
-            assert relative is not None
-            return BucketAttention(attention, cfg.d_model, cfg.norm.eps, site.name, relative)
-        canon = cfg.canon if site.kind == "attn" else None
-        return Attention(attention, cfg.d_model, cfg.norm.eps, site.name, canon)
-
-    def look(self, site: Site, reads: Reads) -> Any:
-        """Every read through its hook point."""
-        seen = {
-            way: read if way == _CARRIED else _through(getattr(self, _with_way(f"hook_read_{site.kind}", way)), read)
-            for way, read in by_way(reads).items()
-        }
-        return seen if isinstance(reads, dict) else seen[""]
-
-    def norm(self, site: Site, reads: Reads) -> Any:
-        normed = {
-            way: getattr(self, _with_way(_NORM_NAMES[site.kind], way))(read)
-            for way, read in by_way(reads).items()
-            if way != _CARRIED
-        }
-        return normed if isinstance(reads, dict) else normed[""]
-
-    def run(self, site: Site, normed: Any, places: Places) -> Tensor:
-        """The sublayer, with its Canon layer before it, and the hook point of what it writes; padding writes none."""
-        sublayer = getattr(self, site.kind)
-        canon = f"canon_{_CANON.get(site.kind, '').lower()}"
-        mixed = {w: getattr(self, n)(x, places) if hasattr(self, n := _with_way(canon, w)) else x
-                 for w, x in by_way(normed).items()}  # fmt: skip
-        normed = mixed if isinstance(normed, dict) else mixed[""]
-        if site.kind == "mlp":
-            out = sublayer(normed, places)
-        elif isinstance(normed, dict):
-            out = sublayer(normed["q"], normed["k"], normed["v"], places)
-        else:
-            out = sublayer(normed, normed, normed, places)
-        return getattr(self, f"hook_{site.kind}_out")(places.without_padding(out))
-
-
-def _with_way(name: str, way: str) -> str:
-    return f"{name}_{way}" if way else name
-
-
-def _through(point: HookPoint, read: Tensor) -> Tensor:
-    """A copy where a hook may write into the read, which can be the carried state itself: that must stay as it is."""
-    return point(read.clone() if point.may_edit else read)
 
 
 class Unembed(nn.Module):
@@ -257,7 +159,7 @@ class Transformer(TextInterface, HookedRoot):
         gates = residual.read_gates(state, site)
         read = residual.read(residual.enter(state, site, gates), site, gates)
         assert isinstance(read, Tensor)
-        read = _through(self.hook_read_final, read)
+        read = through(self.hook_read_final, read)
         if record is not None:
             record.add(site, gates, read)
         logits = self.unembed(self.ln_final(read))
