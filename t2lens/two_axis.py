@@ -28,9 +28,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Duality", "duality"]
 
+_RAW = "its query is a constant of the reader, its values are raw and its scores are not divided by sqrt(d)"
+_STATIC = "its depth weights are learned numbers that no query and no key go into"
 _WHY_NOT = {
     "standard": "its reads are plain sums with weight 1; there is no attention along depth",
-    "attnres": "its query is a constant of the reader, its values are raw and its scores are not divided by sqrt(d)",
+    "scaled": "its reads are one carried stream; there is no attention along depth",
+    "attnres": _RAW,
+    "delta-attnres": _RAW,
+    "open-attnres": _RAW,
+    "elc-bert": _STATIC,
+    "vertical-attention-reconstructed": _STATIC,
+    "denseformer": _STATIC,
+    "muddformer": "its depth weights are a small network of the newest state alone, not queries against keys",
+    "dca": "its depth weights are learned numbers plus a gate of each source alone, not queries against keys",
+    "hyper-connections": "it reads no stack of states; it mixes a few carried streams",
     "ddl": "it reads no stack of states; it edits one carried state",
 }
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import t2lens
+from t2lens.config import residual_kinds
 from t2lens.ordered_attention import ordered_attention
 from t2lens.residual import DepthSWA
+from t2lens.two_axis import _WHY_NOT
 from tests.systems import random_tokens, tiny
 
 
@@ -35,6 +37,10 @@ def test_transposing_the_state_tensor_swaps_the_axes():
 def test_other_systems_are_refused_with_the_reason(system, why):
     with pytest.raises(ValueError, match=why):
         t2lens.duality(tiny(system), [0, 1, 2])
+
+
+def test_every_other_system_has_its_reason():
+    assert set(residual_kinds()) == {*_WHY_NOT, "depth-swa"}
 
 
 def test_a_wrong_read_is_noticed():
