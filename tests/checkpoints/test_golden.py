@@ -12,18 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from t2lens.checkpoints import FAMILIES
-from t2lens.checkpoints.archive import Archive
 from t2lens.checkpoints.reading import read_checkpoint
 from t2lens.mixing import ForwardRecord
 from t2lens.model import Transformer
 from t2lens.residual.base import Site, by_way
 from tests.checkpoints.golden import PACKED, more_folders, unpack
 
-# max abs difference of logits in float32; a random deep model with rounded tables or large streams amplifies rounding
+# Max abs difference in float32. The committed folders come closer than what is asked of any file of their format: a
+# random deep model can amplify the rounding of its own implementation.
+CLOSE, TOLERANCE = 2e-5, 1e-4
 LOOSE = {"mudd": 1e-3, "hyper": 1e-3}
-TOLERANCE = 1e-4
-WEIGHTS = 2e-5  # of depth weights and gates
+STATIC = 1e-6  # weights that depend on no token
 
 MORE = more_folders()
 COMMITTED = sorted(path.name for path in PACKED.iterdir())
@@ -40,9 +39,7 @@ def committed(shelf: Path, name: str) -> Path:
     return shelf / name if (shelf / name).is_dir() else unpack(name, shelf / name)
 
 
-def agree(folder: Path) -> None:
-    if not known(folder):
-        pytest.xfail("no family knows this format yet")
+def agree(folder: Path, tolerance: float) -> None:
     expected = load_file(folder / "golden.safetensors")
     meaning = json.loads((folder / "golden.json").read_text())
     model = read_checkpoint(folder)
@@ -50,22 +47,15 @@ def agree(folder: Path) -> None:
     with torch.no_grad():
         logits = model(expected["input_ids"])
         record = model.record(expected["input_ids"])
-    tolerance = next((t for name, t in LOOSE.items() if folder.name.startswith(name)), TOLERANCE)
-    scale = max(1.0, float(expected["logits"].abs().max()))
     assert difference(logits, expected.pop("logits")) < tolerance, folder.name
     del expected["input_ids"]
     for name, ours in recorded(model, record, expected, meaning):
         theirs = expected.pop(name)
-        limit = tolerance * scale if "state" in name else tolerance if LOOSE.keys() & {folder.name[:4]} else WEIGHTS
+        limit = STATIC if theirs.ndim == 1 else tolerance
         assert ours.shape == theirs.shape, f"{folder.name}: {name}"
         assert difference(ours, theirs) < limit, f"{folder.name}: {name}"
     assert not expected, f"{folder.name}: nothing compares {', '.join(expected)}"
     checked.append(folder.name)
-
-
-def known(folder: Path) -> bool:
-    archive = Archive(folder)
-    return any(family.recognises(archive.config, archive.shapes) for family in FAMILIES)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -132,12 +122,12 @@ def _states(model: Transformer, record: ForwardRecord) -> dict[str, dict[str, Te
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_a_committed_golden_folder_agrees(shelf: Path, name: str):
-    agree(committed(shelf, name))
+    agree(committed(shelf, name), CLOSE)
 
 
 @pytest.mark.parametrize("folder", FOUND, ids=lambda folder: folder.name)
 def test_a_golden_folder_agrees(folder: Path):
-    agree(folder)
+    agree(folder, next((t for name, t in LOOSE.items() if folder.name.startswith(name)), TOLERANCE))
 
 
 def test_folders_were_found_where_there_should_be_some(capsys: pytest.CaptureFixture[str]):
