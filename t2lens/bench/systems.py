@@ -164,7 +164,7 @@ def _read_channels(self: DeepDeltaLearning, state: Any, site: Site, gates: Gates
     over_time = not isinstance(state, Tensor)
     x = state.x if over_time else state  # [B, T, V, D]
     kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]
-    if over_time:  # depthwise, then, then over the channels
+    if over_time:  # depthwise, then over the channels
         batch, n, channels, d = x.shape
         line = F.pad(x.permute(0, 2, 3, 1).reshape(batch, channels * d, n), (kernel.shape[-1] - 1, 0))
         taps = kernel.transpose(0, 1).reshape(channels * d, 1, -1)

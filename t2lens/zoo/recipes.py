@@ -1,4 +1,4 @@
-"""The one backbone, the one budget, and the seven bundled models: they differ in the residual system alone."""
+"""The one backbone, the one budget, and the bundled models: they differ in the residual system (or a local mixer)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
-from t2lens.residual import AttnRes, DeepDelta, DepthSWA
+from t2lens.residual import (
+    DCA,
+    AttnRes,
+    DeepDelta,
+    DeltaAttnRes,
+    DenseFormer,
+    DepthSWA,
+    ELCBert,
+    HyperConnections,
+    MUDDFormer,
+    VerticalAttention,
+)
 
 BACKBONE = ModelConfig(
     d_vocab=2048,
@@ -20,9 +31,16 @@ BACKBONE = ModelConfig(
 RECIPES: dict[str, ModelConfig] = {
     "standard": BACKBONE,
     "standard-swa": replace(BACKBONE, local=ShortSWA(window=16, n_heads=1, n_kv_heads=1, d_head=32)),
+    "elc-bert": replace(BACKBONE, residual=ELCBert(variant="normalized", output_norm="rms")),
+    "denseformer": replace(BACKBONE, residual=DenseFormer()),
+    "vertical-attention": replace(BACKBONE, residual=VerticalAttention()),
+    "muddformer": replace(BACKBONE, residual=MUDDFormer()),
+    "dca": replace(BACKBONE, residual=DCA()),
     "attnres-full": replace(BACKBONE, residual=AttnRes()),
     "attnres-block": replace(BACKBONE, residual=AttnRes(block_size=4)),
+    "attnres-delta": replace(BACKBONE, residual=DeltaAttnRes()),
     "depth-swa": replace(BACKBONE, residual=DepthSWA(window=4)),
+    "hyper-connections": replace(BACKBONE, residual=HyperConnections()),
     "ddl": replace(BACKBONE, residual=DeepDelta()),
     "ddl-cc-ec": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4)),
 }
