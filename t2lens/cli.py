@@ -67,7 +67,7 @@ def models(
         found = t2lens.list_models()
         if not found:
             raise ValueError("This installation holds no bundled models.")
-    table = _table("name", "system", "parameters>", "held-out loss>", "bigram loss>", "trained on>")
+    table = _table("name", "system", "parameters>", "held-out loss>", "bigram loss>", "trained on>", "seed>")
     for info in found:
         table.add_row(
             info.name,
@@ -76,6 +76,7 @@ def models(
             f"{info.validation_loss:.3f}",
             f"{info.bigram_loss:.3f}",
             f"{info.tokens:,} tokens",
+            str(info.seed),
         )
     console = _console()
     console.print(table)

@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_cache(system):
     assert np.array_equal(
         np.nan_to_num(data["local_attention"].values)[2], np.tril(cache["blocks.2.local.hook_pattern"][0])
     )
-    if "gate" in data:
+    if "gate" in data and "blocks.2.ddl_mlp.hook_beta" in cache:
         assert np.array_equal(data["gate"].sel(write="2.mlp"), cache["blocks.2.ddl_mlp.hook_beta"][0, :, 0])
     loss = model(ids, return_type="loss").detach()
     assert float(data["loss"].mean()) == pytest.approx(float(loss), abs=1e-6) and np.isnan(data["loss"][0])
@@ -197,3 +197,19 @@ def test_files_are_complete_or_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         trace.save(tmp_path / "no" / "folder" / "a.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "cut.safetensors"]
+
+
+def test_one_way_of_several_is_a_trace_with_one_read_per_site():
+    trace = t2lens.trace(tiny("muddformer"), [0, 7, 3, 7])
+    assert trace.ways == ("q", "k", "v", "r") and "1.attn.v" in trace.dataset["read"].values
+    values = trace.of_way("v")
+    assert list(values.dataset["read"].values) == ["0.attn", "0.mlp", "1.attn", "1.mlp", "2.attn", "2.mlp", "out"]
+    for name in ("mixing", "depth_weight", "residual_norm"):
+        expected = trace.dataset[name].sel(read="1.attn.v").values
+        np.testing.assert_array_equal(values.dataset[name].sel(read="1.attn").values, expected)
+    assert values.source_atoms["1.attn"] == trace.source_atoms["1.attn.v"]
+    assert values.of_way().dataset.identical(values.dataset)
+    with pytest.raises(ValueError, match="the ways are q, k, v, r"):
+        trace.of_way("z")
+    standard = t2lens.trace(tiny("standard"), [0, 7])
+    assert standard.ways == ("",) and standard.of_way() is standard

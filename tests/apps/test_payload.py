@@ -15,6 +15,7 @@ from t2lens.analysis.quantities import QUANTITIES, grid
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
 from t2lens.viz.payload import DEPTH, maps_payload, renderer_js, triangle
+from tests.systems import tiny
 
 BASE = ModelConfig(
     d_vocab=50,
@@ -209,3 +210,17 @@ def test_the_renderer_is_safe_inside_a_script_element() -> None:
     assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "document.write" not in text
     assert "http://" not in text and "https://" not in text and "import " not in text.replace("important ", "")
     assert text.isascii() and len(text) < 60_000
+
+
+def test_a_model_that_reads_in_several_ways_sends_each_of_them() -> None:
+    trace = t2lens.trace(tiny("muddformer"), [0, 7, 3, 7])
+    payload = maps_payload([trace, t2lens.trace(tiny("standard"), [0, 7, 3, 7])])
+    mudd, standard = payload["panels"]
+    assert list(mudd["ways"]) == ["q", "k", "v", "r"] and list(standard["ways"]) == [""]
+    assert mudd["rows"] == standard["rows"] and payload["view"]["way"] == "q"
+    for way, sent in mudd["ways"].items():
+        norms = unpack(sent["grids"]["residual_norm"])
+        expected = trace.dataset["residual_norm"].sel(read=f"1.attn.{way}").values
+        assert np.array_equal(norms[mudd["rows"].index("1.attn")], expected.astype(np.float32))
+    one = {way: unpack(sent["reads"]["weights"]["values"]) for way, sent in mudd["ways"].items()}
+    assert not np.array_equal(one["q"], one["v"])
