@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
+from t2lens.config import MLP, Attention, Canon, ModelConfig, ShortSWA
 from t2lens.residual import (
     DCA,
     AttnRes,
@@ -31,6 +31,7 @@ BACKBONE = ModelConfig(
 RECIPES: dict[str, ModelConfig] = {
     "standard": BACKBONE,
     "standard-swa": replace(BACKBONE, local=ShortSWA(window=16, n_heads=1, n_kv_heads=1, d_head=32)),
+    "canon": replace(BACKBONE, canon=Canon()),
     "elc-bert": replace(BACKBONE, residual=ELCBert(variant="normalized", output_norm="rms")),
     "denseformer": replace(BACKBONE, residual=DenseFormer()),
     "vertical-attention": replace(BACKBONE, residual=VerticalAttention()),
@@ -41,6 +42,7 @@ RECIPES: dict[str, ModelConfig] = {
     "attnres-delta": replace(BACKBONE, residual=DeltaAttnRes()),
     "depth-swa": replace(BACKBONE, residual=DepthSWA(window=4)),
     "hyper-connections": replace(BACKBONE, residual=HyperConnections()),
+    "mhc": replace(BACKBONE, residual=HyperConnections.mhc()),
     "ddl": replace(BACKBONE, residual=DeepDelta()),
     "ddl-cc-ec": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4)),
 }
