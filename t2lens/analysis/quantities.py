@@ -136,12 +136,13 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def _shares(trace: Any) -> np.ndarray:
-    """[read, pos, atom]: share of each atom in the summed length of the contributions; 0: not yet written."""
+    """[read, pos, atom]: share of each atom in the summed length of the contributions; 0: not yet written. All 0
+    where nothing contributes."""
     length = trace.dataset["contribution_norm"].transpose("read", "pos", "atom").values
     written = np.arange(length.shape[2]) <= trace.dataset["seen"].values[:, None]  # atom 0 is embed
     length = np.where(written[:, None, :], length, 0)
     total = length.sum(-1, keepdims=True)
-    return np.divide(length, total, out=np.full_like(length, np.nan), where=total != 0)
+    return np.divide(length, total, out=np.zeros_like(length), where=total != 0)
 
 
 def _per_block(trace: Any) -> float:
@@ -229,7 +230,8 @@ def _effective_sources(trace: Any, about: Quantity) -> Grid:
 def _effective_atoms(trace: Any, about: Quantity) -> Grid:
     shares = _shares(trace)
     rows = np.where(np.isfinite(shares).all(-1), np.exp(_entropy(shares)), np.nan).astype(shares.dtype)
-    return _of_reads(trace, about, rows, limits=(1.0, None))
+    rows[(shares == 0).all(-1)] = 0
+    return _of_reads(trace, about, rows)
 
 
 def _depth_lookback(trace: Any, about: Quantity) -> Grid:

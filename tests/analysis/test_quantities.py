@@ -31,7 +31,7 @@ def test_every_quantity_is_finite_or_says_why(system: str, local: bool):
         found = grid(trace, key)
         assert found.values.shape == (len(found.sites), len(IDS))
         assert found.values.dtype == np.float64 or found.absent
-        assert found.sites == ("embed", *trace.dataset["read"].values)
+        assert found.sites == ("embed", *trace.of_way().dataset["read"].values)
         for site, row in zip(found.sites, found.values, strict=True):
             if found.why(site):
                 assert np.isnan(row).all()
@@ -52,7 +52,7 @@ def test_uniform_depth_weights_spread_over_every_source():
 
 
 def test_entropy_by_hand_and_with_exact_zeros():
-    trace = traced("attnres-sparsemax")
+    trace = traced("attnres-window")
     weights = trace.dataset["depth_weight"].values
     assert (weights == 0).any()
     values = grid(trace, "depth_entropy").values

@@ -88,7 +88,7 @@ def test_a_source_that_does_not_exist_is_blank_and_counted():
 
 
 def test_exact_zeros_look_different_from_missing_sources():
-    trace = spoken("attnres-sparsemax", PROMPT)
+    trace = spoken("attnres-window", PROMPT)
     weights = trace.dataset["depth_weight"].sel(pos=4).values
     figure = depth_map(trace, pos=-2)
     zeros = {(int(c), int(r)) for r, c in np.argwhere(weights == 0)}
