@@ -45,6 +45,8 @@ RECIPES: dict[str, ModelConfig] = {
     "mhc": replace(BACKBONE, residual=HyperConnections.mhc()),
     "ddl": replace(BACKBONE, residual=DeepDelta()),
     "ddl-cc-ec": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4)),
+    "ddl-tc-ec": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4, compress="time")),
+    "ddl-write-only": replace(BACKBONE, residual=DeepDelta(value_channels=4, embed_conv=4, edit="write_only")),
 }
 
 

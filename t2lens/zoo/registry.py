@@ -101,6 +101,7 @@ def load(
         2048
     """
     kind, revision = _dtype(dtype), options.pop("revision", None)
+    _check_device(device)
     path = _locate(name_or_path, revision)
     folder = path if path.is_dir() else path.parent
     if _is_ours(path):
@@ -211,13 +212,26 @@ def _bundled_names() -> list[str]:
     return sorted(path.parent.name for path in BUNDLED.glob(f"*/{WEIGHTS}"))
 
 
+def _check_device(device: str | torch.device | None) -> None:
+    """Before anything is read: ValueError where torch cannot put a tensor there."""
+    if device is None:
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # no such device, or a torch that was built without it
+        raise ValueError(f"The device {str(device)!r} cannot be used ({str(error).splitlines()[0]}).") from None
+
+
 def _locate(name_or_path: str | Path, revision: str | None) -> Path:
     """The folder or file of a model: bundled, on the disk, or downloaded."""
     name, names = str(name_or_path), _bundled_names()
-    if isinstance(name_or_path, str) and name in names:
-        return BUNDLED / name
-    path = Path(name_or_path)
-    if name and path.exists():
+    bundled = isinstance(name_or_path, str) and name in names
+    path = BUNDLED / name if bundled else Path(name_or_path)
+    if bundled or (name and _exists(path)):
+        if revision is not None:
+            raise ValueError(f"The option revision is for models from the hub, and {name!r} is one on this machine.")
         return path
     if isinstance(name_or_path, str) and hub.is_id(name):
         return hub.download(name, revision)
@@ -230,6 +244,13 @@ def _locate(name_or_path: str | Path, revision: str | None) -> Path:
     raise ValueError(f"There is no model and no folder called {name!r}; {hint}")
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long for any file
+        return False
+
+
 def _is_ours(path: Path) -> bool:
     """Whether `save` wrote it (or something that says so, for `_read_config` to judge)."""
     config = (path if path.is_dir() else path.parent) / CONFIG
@@ -237,7 +258,7 @@ def _is_ours(path: Path) -> bool:
         return False
     try:
         data = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError:  # not JSON, not UTF-8
+    except (ValueError, RecursionError):  # not JSON, not UTF-8
         return True
     return not isinstance(data, dict) or str(data.get("format", "")).startswith("t2lens")
 
@@ -260,7 +281,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, str]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"The folder {str(folder)!r} is not a model: it has no {CONFIG}.") from None
-    except ValueError as error:  # not JSON, not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8
         raise ValueError(f"The config {str(path)!r} is not JSON ({error}).") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or set(data) != {"format", "weights_sha256", "model"}:
         raise ValueError(f"The config {str(path)!r} is not of the format {FORMAT!r} that t2lens writes.")
