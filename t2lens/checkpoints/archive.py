@@ -7,6 +7,7 @@ tensor is read when it is asked for, so that a checkpoint is never in memory as 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping
@@ -73,6 +74,8 @@ class Archive:
                 each.close()
         file, key = self._where[name]
         tensor = file.tensor(key)
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise ValueError(f"In {str(file.path)!r} {key} is no plain array of numbers, which alone can be read.")
         self._read += tensor.numel() * tensor.element_size()
         return tensor
 
@@ -80,6 +83,8 @@ class Archive:
         if isinstance(given, Mapping):
             return dict(given)
         if given is not None:
+            if not isinstance(given, str | Path):
+                raise ValueError(f"The config must be a dict or the path of a JSON file, not {given!r}.")
             return read_json(Path(given))
         for name in _CONFIGS:
             if (self.folder / name).is_file():
@@ -179,8 +184,8 @@ def _load_torch(path: Path) -> tuple[Mapping[str, Any], bool]:
                 mapped = False  # the format before torch 1.6
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        what = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
-        hint = f" ({what.strip().rstrip('.')})" if what else ""
+        name = re.search(r"GLOBAL `?([\w.]+)", str(error))
+        hint = f" ({name[1]})" if name else ""
         raise ValueError(
             f"The file {str(path)!r} is not a model that is safe to read: it holds more than tensors and plain values"
             f"{hint}; save its weights alone, best as safetensors."
@@ -228,7 +233,7 @@ def _from_index(path: Path) -> tuple[list[Path], set[str]]:
     files = []
     for name in sorted(set(index.values())):
         file = path.parent / name
-        if Path(name).name != name or not file.resolve().is_relative_to(root):
+        if "\0" in name or Path(name).name != name or not file.resolve().is_relative_to(root):
             raise ValueError(f"The index {str(path)!r} names a file outside its folder, {name!r}; nothing was read.")
         if file.suffix not in SAFE + TORCH or not file.is_file():
             raise ValueError(f"The index {str(path)!r} names the weight file {name!r}, which is not there.")
@@ -248,7 +253,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Errors: ValueError naming the file when it is not one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # not there, not UTF-8, not JSON
+    except OSError as error:
+        raise ValueError(f"The file {str(path)!r} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, braces without end
         raise ValueError(f"The file {str(path)!r} is not JSON ({error}).") from None
     if not isinstance(data, dict):
         raise ValueError(f"The file {str(path)!r} is JSON, but no object with keys.")

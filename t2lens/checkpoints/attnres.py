@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, ResidualConfig, Rope
 from t2lens.residual import OpenAttnRes, Standard
 
@@ -29,6 +30,18 @@ _ACTS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
 _GATES = {"sigmoid_scalar": "res_gate_logit", "sigmoid_vector": "res_gate_proj.weight", "learnable_alpha": "res_alpha"}
 _READS_NULL = ("delta", "delta_block", "delta_v", "delta_block_v", "full_additive")
 _KNOWN = ("num_blocks", "mode", "gate_type", "recency_bias_init", "use_null_source", "init_bias", "gate_init")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "whole": (
+        "hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings", "sliding_window", "attnres_num_blocks",
+    ),
+    "natural": ("max_window_layers",),
+    "number": ("rms_norm_eps", "rope_theta", "attnres_recency_bias_init"),
+    "flag": ("tie_word_embeddings", "use_sliding_window"),
+    "text": ("hidden_act", "attnres_mode", "attnres_gate_type"),
+    "listed": ("layer_types",),
+    "nested": ("rope_parameters", "rope_scaling"),
+}  # fmt: skip
 _WHY = {
     "attn_res_bias": "the program makes this scalar and adds it to no score in this mode",
     "v_res_proj.weight": "the program computes a read of the values in this mode and its attention ignores it",
@@ -50,9 +63,9 @@ def recognises(config: dict[str, Any], shapes: Shapes) -> bool:
 
 def plan(config: dict[str, Any], shapes: Shapes) -> Plan:
     """ValueError where config and weights disagree, or where a setting is one that is not supported."""
-    n_layers = len({key.split(".")[2] for key in shapes if key.startswith("model.layers.")})
-    if int(config.get("num_hidden_layers", n_layers)) != n_layers:
-        raise ValueError(f"The config has num_hidden_layers {config['num_hidden_layers']}, the weights {n_layers}.")
+    config = checked(config, **_KINDS)
+    n_layers = n_blocks(shapes, "model.layers.")
+    agree(config, "num_hidden_layers", n_layers)
     assumed: list[str] = []
     residual, idle = _residual(config, shapes, assumed)
     out = Plan(_backbone(config, shapes, n_layers, residual), assumed=assumed)
@@ -110,9 +123,9 @@ def _residual(config: dict[str, Any], shapes: Shapes, assumed: list[str]) -> tup
     residual = OpenAttnRes(
         dialect=dialect,
         mode=mode,
-        n_blocks=int(config.get("attnres_num_blocks", 8)),
+        n_blocks=config.get("attnres_num_blocks", 8),
         gate="bias" if mode in ("pre_gated", "first_layer") else gate,
-        bias_init=float(config.get("attnres_recency_bias_init", 3.0)) if dialect != "C" else 0.0,
+        bias_init=config.get("attnres_recency_bias_init", 3.0) if dialect != "C" else 0.0,
     )
     if "attnres_num_blocks" not in config and residual.scheme.each == "block":
         assumed.append("The config names no attnres_num_blocks; the default of the programs is 8.")
@@ -226,22 +239,25 @@ def _leave_out(out: Plan, residual: ResidualConfig, idle: bool, shapes: Shapes) 
 
 def _backbone(config: dict[str, Any], shapes: Shapes, n_layers: int, residual: ResidualConfig) -> ModelConfig:
     d_vocab, d_model = shapes["model.embed_tokens.weight"]
-    n_heads = int(config["num_attention_heads"])
+    n_heads = config["num_attention_heads"]
     d_head = shapes[_layer(0, "self_attn.q_proj.weight")][0] // n_heads
-    for key, found in (("hidden_size", d_model), ("vocab_size", d_vocab), ("head_dim", d_head)):
-        if int(config.get(key) or found) != found:
-            raise ValueError(f"The config has {key} {config[key]}, but the weights have {found}.")
+    if not d_head:
+        raise ValueError(f"The config has {n_heads} heads, which is more than its queries have rows.")
+    n_kv_heads = shapes[_layer(0, "self_attn.k_proj.weight")][0] // d_head
+    found = {"hidden_size": d_model, "vocab_size": d_vocab, "head_dim": d_head, "num_key_value_heads": n_kv_heads}
+    for key, value in found.items():
+        agree(config, key, value)
     act = config.get("hidden_act", "silu")
     if act not in _ACTS:
         raise ValueError(f"The config has hidden_act {act!r}, which is not supported; known are {', '.join(_ACTS)}.")
     return ModelConfig(
         d_vocab=d_vocab,
-        n_ctx=int(config.get("max_position_embeddings", 4096)),
+        n_ctx=config.get("max_position_embeddings", 4096),
         d_model=d_model,
         n_layers=n_layers,
         attention=Attention(
             n_heads=n_heads,
-            n_kv_heads=shapes[_layer(0, "self_attn.k_proj.weight")][0] // d_head,
+            n_kv_heads=n_kv_heads,
             d_head=d_head,
             qk_norm="head" if _layer(0, "self_attn.q_norm.weight") in shapes else "none",
             rope=_rope(config),
@@ -249,28 +265,29 @@ def _backbone(config: dict[str, Any], shapes: Shapes, n_layers: int, residual: R
             bias=_layer(0, "self_attn.q_proj.bias") in shapes,
         ),
         mlp=MLP(d_mlp=shapes[_layer(0, "mlp.gate_proj.weight")][0], act=_ACTS[act]),
-        norm=Norm(eps=float(config.get("rms_norm_eps", 1e-6))),
+        norm=Norm(eps=config.get("rms_norm_eps", 1e-6)),
         residual=residual,
-        tied="lm_head.weight" not in shapes or bool(config.get("tie_word_embeddings", False)),
+        tied="lm_head.weight" not in shapes or config.get("tie_word_embeddings", False),
     )
 
 
 def _rope(config: dict[str, Any]) -> Rope:
     """rope_theta stands by itself, or under rope_parameters (transformers 5); 10000 is the default of the class."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = checked(given, number=("rope_theta", "partial_rotary_factor"))
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind != "default" or float(given.get("partial_rotary_factor", 1.0)) != 1.0:
+    if kind != "default" or given.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(f"The config scales its rotary positions ({given}), which is not supported.")
-    return Rope(base=float(given.get("rope_theta", config.get("rope_theta", 10_000.0))))
+    return Rope(base=given.get("rope_theta", config.get("rope_theta", 10_000.0)))
 
 
 def _window(config: dict[str, Any], n_layers: int) -> int | None:
     """The sliding window, where every layer has one."""
-    kinds = set(config.get("layer_types") or ["full_attention"])
+    kinds = set(map(str, config.get("layer_types") or ["full_attention"]))
     if "layer_types" not in config and config.get("use_sliding_window"):
-        kinds = {"sliding_attention"} if int(config.get("max_window_layers", n_layers)) == 0 else {"mixed"}
+        kinds = {"sliding_attention"} if config.get("max_window_layers", n_layers) == 0 else {"mixed"}
     if kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"} or not config.get("sliding_window"):
         raise ValueError("The config has sliding windows in some layers only, which is not supported.")
-    return int(config["sliding_window"])
+    return config["sliding_window"]

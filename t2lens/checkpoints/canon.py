@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import checked, n_blocks
 from t2lens.config import MLP, Attention, Canon, ModelConfig, Norm, Rope
 
 __all__ = ["plan", "recognises"]
@@ -48,6 +49,13 @@ _TOP = {
     "unembed": ("output", "lm_head"),
 }
 _BLOCKS = ("layers", "model.layers")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "whole": ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "seq_len", "canon_kernel"),
+    "natural": ("rope_dim",),
+    "number": ("rope_theta", "norm_eps"),
+    "flag": ("weight_tying", "qk_norm", "canon_activation", "canon_residual"),
+    "text": ("canon_set", "rope_version", "hidden_act"),
+}
 # what a config can ask for and this loader does not know
 _REFUSED = ("rope_scaling", "sliding_window")
 
@@ -100,6 +108,8 @@ class _Values:
         data = config.get("data")
         if isinstance(data, Mapping) and "seq_len" in data:
             self._flat["seq_len"] = data["seq_len"]
+        names = {kind: tuple(self._HF.get(k, k) if style else k for k in keys) for kind, keys in _KINDS.items()}
+        self._flat = checked(self._flat, **names)
         self._style = style
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -114,20 +124,21 @@ def _config(values: _Values, shapes: Mapping[str, tuple[int, ...]], style: int) 
     query, key, n_heads = of("attn.query")[0], of("attn.key")[0], values.get("n_heads")
     if n_heads is None:
         raise ValueError("The config of a LlamaCanon checkpoint must say how many heads there are.")
-    d_head = values.get("head_dim") or query // n_heads
+    d_head = values.get("head_dim") or max(1, query // n_heads)
     if query != n_heads * d_head or key % d_head:
         raise ValueError(f"The config has {n_heads} heads of {d_head}, the weights {query} queries and {key} keys.")
     if (n_kv_heads := values.get("n_kv_heads", n_heads)) != key // d_head:
         raise ValueError(f"The config has {n_kv_heads} key heads of {d_head}, and the weights have {key} keys.")
-    n_layers = 1 + max(int(k.removeprefix(f"{_BLOCKS[style]}.").split(".")[0]) for k in shapes
-                       if k.startswith(f"{_BLOCKS[style]}."))  # fmt: skip
+    n_layers = n_blocks(shapes, f"{_BLOCKS[style]}.")
+    if values.get("n_layers", n_layers) != n_layers:
+        raise ValueError(f"The config has {values.get('n_layers')} layers, but the weights have {n_layers}.")
     tied = bool(values.get("weight_tying", False)) or f"{_TOP['unembed'][style]}.weight" not in shapes
     biased = lambda ours: f"{first}.{_IN_BLOCK[ours][style]}.bias" in shapes  # noqa: E731
     return ModelConfig(
         d_vocab=vocabulary,
         n_ctx=values.get("seq_len", 4096),
         d_model=d,
-        n_layers=values.get("n_layers", n_layers),
+        n_layers=n_layers,
         attention=Attention(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,

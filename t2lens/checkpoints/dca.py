@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import DCA
 
@@ -32,14 +33,15 @@ def recognises(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> bo
 
 def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, past_layers_k: int | None = None) -> Plan:
     """past_layers_k: where the config does not say. ValueError where config and weights disagree."""
+    whole = ("num_tokens", "dim", "depth", "heads", "dim_head", "past_layers_k")
+    config = checked(config if past_layers_k is None else {**config, "past_layers_k": past_layers_k}, whole=whole)
     d_vocab, d_model = shapes["token_emb.weight"]
-    n_layers = len({key.split(".")[1] for key in shapes if key.startswith("dca_blocks.")})
+    n_layers = n_blocks(shapes, "dca_blocks.")
     inner = shapes["dca_blocks.0.attn.to_q.1.weight"][0]
     for key, found in (("depth", n_layers), ("dim", d_model), ("num_tokens", d_vocab)):
-        if int(config.get(key, found)) != found:
-            raise ValueError(f"The config has {key} {config[key]}, but the weights have {found}.")
-    d_head = int(config["dim_head"]) if "dim_head" in config else inner // int(config.get("heads", 8))
-    if inner % d_head or int(config.get("heads", inner // d_head)) * d_head != inner:
+        agree(config, key, found)
+    d_head = _d_head(config, shapes, inner)
+    if inner % d_head or config.get("heads", inner // d_head) * d_head != inner:
         raise ValueError(f"Heads of {d_head} as in the config do not make up the {inner} rows of the queries.")
     out = Plan(
         ModelConfig(
@@ -52,7 +54,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, past_lay
             ),
             mlp=MLP(d_mlp=shapes["dca_blocks.0.ff.0.weight"][0], act="gelu", gated=False, bias=True),
             norm=Norm(eps=torch.finfo(torch.float32).eps),
-            residual=DCA(key_norm="rms", recent=_recent(config, shapes, n_layers, past_layers_k), between="drop"),
+            residual=DCA(key_norm="rms", recent=_recent(config, shapes, n_layers), between="drop"),
             tied="to_logits.weight" not in shapes,
         )
     )
@@ -75,11 +77,23 @@ def _grn(i: int, n_layers: int) -> str:
     return "final_grn" if i == n_layers else f"dca_blocks.{i}.qkv_grn"
 
 
-def _recent(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], n_layers: int, option: int | None) -> int:
+def _d_head(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], inner: int) -> int:
+    """As the config says, or as the frequencies of RoPE show, which turn whole heads."""
+    freqs = shapes.get("dca_blocks.0.attn.rotary_embed.freqs")
+    if "dim_head" in config:
+        return config["dim_head"]
+    if "heads" in config:
+        return max(1, inner // config["heads"])
+    if freqs is None:
+        raise ValueError("Neither the config (dim_head, heads) nor a table of RoPE says how wide the heads are.")
+    return 2 * freqs[0]
+
+
+def _recent(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], n_layers: int) -> int:
     """past_layers_k. A file in which sources are dropped shows it: no aggregator has more than twice as many."""
     counts = [shapes[f"{_grn(i, n_layers)}.bias"][1] for i in range(n_layers + 1)]
     shown = max(counts) // 2 if max(counts) < n_layers + 1 else n_layers + 1
-    k = int(config.get("past_layers_k", shown) if option is None else option)
+    k = config.get("past_layers_k", shown)
     if counts != [min(2 * k, i + 1) for i in range(n_layers + 1)]:
         raise ValueError(f"With past_layers_k {k} the aggregators would not have {counts} sources as in the weights.")
     return k

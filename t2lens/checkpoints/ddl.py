@@ -22,12 +22,24 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, Attention, KVShift, ModelConfig, Norm, Rope
 from t2lens.residual import DeepDelta
 
 __all__ = ["plan", "recognises"]
 
 _BLOCK = "transformer.h"
+_KINDS: dict[str, tuple[str, ...]] = {
+    "whole": ("num_hidden_layers", "num_attention_heads", "head_dim", "block_size", "hidden_size_base"),
+    "number": (
+        "rope_ratio", "ddl_k_eps", "ddl_beta_init", "ddl_v_sigmoid_scale", "ddl_v_constant_value",
+        "ddl_v_dim1_constant_value",
+    ),
+    "flag": (
+        "use_qk_rmsnorm", "use_k_shift", "use_v_shift", "ddl_v_sigmoid", "ddl_v_constant", "ddl_v_dim1_constant",
+        "ddl_state_dv_shortconv_causal", "tie_word_embeddings", "mup",
+    ),
+}  # fmt: skip
 _UNKNOWN = {  # options of the config class whose equations the published description does not give
     "using_groupnorm": False,
     "use_output_gate": False,
@@ -50,6 +62,7 @@ def plan(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, im
     """ValueError: an option that changes the numbers and is not supported (it is named), or keys that do not fit."""
     if implementation not in ("plain", "accelerated"):
         raise ValueError(f"The option implementation must be plain or accelerated, not {implementation!r}.")
+    config = checked(config, **_KINDS)
     for option, off in _UNKNOWN.items():
         if (value := config.get(option, off)) not in (off, None, False):
             raise ValueError(f"A Deep Delta Learning checkpoint with {option} = {value!r} is not supported.")
@@ -62,8 +75,8 @@ def plan(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, im
 
 def _config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], implementation: str) -> ModelConfig:
     vocabulary, d = shapes["transformer.wte.weight"]
-    in_keys = 1 + max(int(key.split(".")[2]) for key in shapes if key.startswith(f"{_BLOCK}."))
-    n_layers = config.get("num_hidden_layers", in_keys)
+    n_layers = n_blocks(shapes, f"{_BLOCK}.")
+    agree(config, "num_hidden_layers", n_layers)
     n_heads = config["num_attention_heads"]
     first = f"{_BLOCK}.0"
     query = shapes[f"{first}.attn.c_q.weight"][0]
@@ -93,7 +106,7 @@ def _config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], im
         mlp=MLP(d_mlp=shapes[f"{first}.mlp.c_fc1.weight"][0], bias=f"{first}.mlp.c_fc1.bias" in shapes),
         norm=Norm(eps=1e-5),
         residual=_residual(config, shapes, implementation),
-        tied="lm_head.weight" not in shapes or config.get("tie_word_embeddings", True) is not False,
+        tied="lm_head.weight" not in shapes or config.get("tie_word_embeddings", True),
     )
 
 
@@ -104,8 +117,10 @@ def _residual(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], 
     of_channels = "ddl_v_constant" if channels > 1 else "ddl_v_dim1_constant"
     constant = config.get(of_channels, False)
     accelerated = implementation == "accelerated"
-    if accelerated and (channels != 4 or over_time or f"{first}.ddl_attn.beta.bias" not in shapes):
-        raise ValueError("The accelerated file has channel compression, 4 value channels and a linear gate only.")
+    if accelerated and (channels != 4 or over_time or constant or f"{first}.ddl_attn.beta.bias" not in shapes):
+        raise ValueError(
+            "The accelerated file has channel compression, 4 value channels, a linear gate and no constant values only."
+        )
     start = config.get("ddl_beta_init", 0.0)  # as the module's fallback; the weights are past it
     hidden = shapes.get(f"{first}.ddl_attn.beta_in.weight")
     kernel = "shortconv.weight" if over_time else "weight"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take, rows
+from t2lens.checkpoints.values import agree, checked
 from t2lens.config import MLP, Attention, ModelConfig, Norm, ResidualConfig, Rope
 from t2lens.residual import DenseFormer, Gain, Scaled, Standard
 
@@ -29,6 +30,7 @@ _FREQS = "transformer.wpe.freqs"
 # module of theirs -> of ours, where weight and bias carry over as they are
 _SAME = {"attn.c_proj": "attn.output", "mlp.c_fc": "mlp.input", "mlp.c_proj": "mlp.output"}
 _NORMS = {"ln_1": "ln1", "ln_2": "ln2"}
+_WHOLE = ("n_head", "n_layer", "n_embd", "vocab_size", "sequence_length", "dilation_factor", "increase_T_every")
 _PACKED = ("query", "key", "value")
 
 
@@ -41,14 +43,15 @@ def recognises(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> bo
 
 def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     """ValueError where the config asks for what these models do not have, or contradicts the weights."""
+    config = checked(config, whole=_WHOLE)
     _refuse(config)
     blocks = _blocks(config, shapes)
     embedding = _EMBEDDING if _EMBEDDING in shapes else "lm_head.weight"  # tied, and saved under either name or both
     d_vocab, d_model = shapes[embedding]
-    n_heads = int(config["n_head"])
-    _agree(config, "n_layer", len(blocks))
-    _agree(config, "n_embd", d_model)
-    _agree(config, "vocab_size", d_vocab)
+    n_heads = config["n_head"]
+    agree(config, "n_layer", len(blocks))
+    agree(config, "n_embd", d_model)
+    agree(config, "vocab_size", d_vocab)
     if d_model % n_heads:
         raise ValueError(f"The config has n_head {n_heads}, which does not divide n_embd {d_model}.")
     first = blocks[0]
@@ -67,7 +70,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     out = Plan(
         ModelConfig(
             d_vocab=d_vocab,
-            n_ctx=int(config["sequence_length"]),
+            n_ctx=config["sequence_length"],
             d_model=d_model,
             n_layers=len(blocks),
             attention=attention,
@@ -101,13 +104,8 @@ def _blocks(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> list[
         raise ValueError(f"The checkpoint's {len(places)} blocks are not {n_groups} groups of {size} blocks.")
     if not grouped:
         return [f"transformer.h.{group}." for group, _ in places]
-    _agree(config, "increase_T_every", size)
+    agree(config, "increase_T_every", size)
     return [f"transformer.h.{group}.{block}." for group, block in places]
-
-
-def _agree(config: dict[str, Any], key: str, found: int) -> None:
-    if int(config.get(key, found)) != found:
-        raise ValueError(f"The config has {key} {config[key]}, but the weights have {found}.")
 
 
 def _residual(
@@ -137,7 +135,7 @@ def _residual(
 def _dilation(config: dict[str, Any], found: list[tuple[int, ...]]) -> int:
     """As the config says, or else the smallest that gives averages of these shapes."""
     fitting = [k for k in range(1, len(found) + 2) if found == [(1, (i + 1) // k + 1) for i in range(len(found))]]
-    dilation = int(config.get("dilation_factor", fitting[0] if fitting else 1))
+    dilation = config.get("dilation_factor", fitting[0] if fitting else 1)
     if min(dilation, len(found) + 1) not in fitting:  # beyond the number of groups every average is of one state
         lengths = ", ".join(str(shape[-1]) for shape in found)
         raise ValueError(f"Averages of {lengths} sources are not those of dilation_factor {dilation}.")

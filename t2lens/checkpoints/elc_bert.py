@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take, rows
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, BucketAttention, ModelConfig, Norm, ResidualConfig
 from t2lens.residual import ELCBert
 from t2lens.sublayers.bucket_attention import buckets
@@ -17,6 +18,7 @@ from t2lens.sublayers.bucket_attention import buckets
 __all__ = ["ltg_plan", "plan", "recognises"]
 
 _OUTPUT_WEIGHTS = "transformer.prev_layer_weights"
+_LONGEST = 8192  # of tables of positions that the file does not hold
 _VARIANTS = ("base", "zero", "normalized", "weighted_output")
 
 
@@ -89,24 +91,26 @@ def ltg_plan(
 
     attention, mlp: the keys of block {}'s sublayers.
     """
+    whole = ("num_hidden_layers", "num_attention_heads", "position_bucket_size", "max_position_embeddings")
+    kinds = {"number": ("layer_norm_eps",), "flag": ("tie_word_embeddings",), "text": ("hidden_act",)}
+    config = checked(config, whole=whole, **kinds)
     d_vocab, d_model = shapes["embedding.word_embedding.weight"]
-    n_layers, n_heads, n_buckets = (
-        _whole(config, name) for name in ("num_hidden_layers", "num_attention_heads", "position_bucket_size")
-    )
+    n_layers, n_heads, n_buckets = (config[name] for name in whole[:3])
+    agree(config, "num_hidden_layers", n_blocks(shapes, attention.partition("{}")[0]))
     if d_model % n_heads:
         raise ValueError(f"hidden_size ({d_model}) must be a multiple of num_attention_heads ({n_heads}).")
-    if not str(config.get("hidden_act", "gelu")).startswith("gelu"):
+    if not config.get("hidden_act", "gelu").startswith("gelu"):
         raise ValueError(f"The MLP of LTG-BERT has a GELU; hidden_act {config['hidden_act']!r} is not supported.")
     head, assumed = "classifier.nonlinearity", []
     has_head, has_index = f"{head}.1.weight" in shapes, f"{attention.format(0)}.position_indices" in shapes
-    tied = bool(config.get("tie_word_embeddings", True)) or f"{head}.5.weight" not in shapes
+    tied = config.get("tie_word_embeddings", True) or f"{head}.5.weight" not in shapes
     if "layer_norm_eps" not in config:
         assumed.append("The config has no layer_norm_eps: taken as 1e-7, as in the published models.")
     if not has_head:
         assumed.append("The file has no head: logits are the normed last read times the embedding, an untrained head.")
     if not has_index:
         assumed.append("The file has no position_indices: computed from position_bucket_size.")
-    norm = Norm(kind="layer", weight=False, eps=float(config.get("layer_norm_eps", 1e-7)))
+    norm = Norm(kind="layer", weight=False, eps=config.get("layer_norm_eps", 1e-7))
     out = Plan(
         ModelConfig(
             d_vocab=d_vocab,
@@ -137,7 +141,7 @@ def ltg_plan(
     ours["relative.w"], ours["relative.b"] = (f"embedding.relative_layer_norm.{kind}" for kind in ("weight", "bias"))
     if has_index:
         first, *others = (f"{attention.format(i)}.position_indices" for i in range(n_layers))
-        ours["relative.position_indices"] = first
+        ours["relative.position_indices"] = Take((first,), lambda table: _table(table, 2 * n_buckets - 1))
         out.equal += [(first, other) for other in others if other in shapes]
     else:
         ours["relative.position_indices"] = Take((), lambda: buckets(out.cfg.n_ctx, n_buckets))
@@ -161,14 +165,16 @@ def ltg_plan(
     return out
 
 
-def _whole(config: dict[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"The config needs {name}, a whole number of at least 1, not {value!r}.")
-    return value
+def _table(table: torch.Tensor, n_rows: int) -> torch.Tensor:
+    """position_indices. ValueError where it points beside the rows of relative positions."""
+    if table.numel() and not bool(((table >= 0) & (table < n_rows) & (table == table.round())).all()):
+        raise ValueError(f"it must hold whole numbers below {n_rows}")
+    return table
 
 
 def _n_ctx(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], attention: str | None) -> int:
     if attention is None:
-        return _whole(config, "max_position_embeddings")
+        if (n_ctx := config["max_position_embeddings"]) > _LONGEST:
+            raise ValueError(f"position_indices for {n_ctx} positions would be too large; at most {_LONGEST} can be.")
+        return n_ctx
     return shapes[f"{attention}.position_indices"][0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from t2lens.checkpoints.elc_bert import ltg_plan
 from t2lens.checkpoints.plan import Plan, rows
+from t2lens.checkpoints.values import checked
 from t2lens.residual import DenseFormer
 
 __all__ = ["plan", "recognises"]
@@ -22,6 +23,8 @@ def recognises(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> bo
 
 def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, causal: bool | None = None) -> Plan:
     """causal: whether a token sees only those before it; by default what the config's class says."""
+    if not isinstance(causal, bool | None):
+        raise ValueError(f"The option causal must be true or false, not {causal!r}.")
     chosen, assumed = (causal, []) if causal is not None else _causal(config)
     attention = "transformer.attention_layers.{}"
     out = ltg_plan(
@@ -46,7 +49,8 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, causal: 
 
 
 def _causal(config: dict[str, Any]) -> tuple[bool, list[str]]:
-    classes = " ".join(config.get("architectures") or [])
+    config = checked(config, flag=("is_decoder",), listed=("architectures",))
+    classes = " ".join(map(str, config.get("architectures", ())))
     if "CausalLM" in classes or config.get("is_decoder"):
         return True, []
     if "MaskedLM" in classes:

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import DenseFormer
 
@@ -30,6 +31,10 @@ _BLOCK = {
     "mlp.input.weight": "mlp.up_proj.weight",
     "mlp.output.weight": "mlp.down_proj.weight",
 }
+_WHOLE = (
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "dilation", "dwa_period",
+    "max_position_embeddings", "sliding_window",
+)  # fmt: skip
 _QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -41,30 +46,34 @@ def recognises(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> bo
 
 def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     """ValueError where averages are missing or of other lengths, or where a setting is one that is not supported."""
+    config = checked(config, whole=_WHOLE, number=("rope_theta", "rms_norm_eps"), flag=("tie_word_embeddings",))
     for key, known in (("hidden_act", "silu"), ("rope_scaling", None), ("attention_bias", False)):
         if (value := config.get(key, known)) != known:
             raise ValueError(f"A mistral_denseformer checkpoint with {key} {value!r} cannot be read, only {known!r}.")
     d_vocab, d_model = shapes["model.embed_tokens.weight"]
-    n_layers, n_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
-    d_head = shapes[_QUERY][0] // n_heads
-    residual = DenseFormer(dilation=int(config["dilation"]), period=int(config["dwa_period"]))
+    n_layers, n_heads = config["num_hidden_layers"], config["num_attention_heads"]
+    agree(config, "num_hidden_layers", n_blocks(shapes, "model.layers."))
+    d_head = max(1, shapes[_QUERY][0] // n_heads)
+    n_kv_heads = shapes[_QUERY.replace("q_proj", "k_proj")][0] // d_head
+    agree(config, "num_key_value_heads", n_kv_heads)
+    residual = DenseFormer(dilation=config["dilation"], period=config["dwa_period"])
     window = config.get("sliding_window")
-    tied = "lm_head.weight" not in shapes or bool(config.get("tie_word_embeddings", False))
+    tied = "lm_head.weight" not in shapes or config.get("tie_word_embeddings", False)
     out = Plan(
         ModelConfig(
             d_vocab=d_vocab,
-            n_ctx=int(config["max_position_embeddings"]),
+            n_ctx=config["max_position_embeddings"],
             d_model=d_model,
             n_layers=n_layers,
             attention=Attention(
                 n_heads=n_heads,
-                n_kv_heads=shapes[_QUERY.replace("q_proj", "k_proj")][0] // d_head,
+                n_kv_heads=n_kv_heads,
                 d_head=d_head,
-                window=None if window is None else int(window),
-                rope=Rope(base=float(config.get("rope_theta", 10_000.0)), table="float32"),
+                window=window,
+                rope=Rope(base=config.get("rope_theta", 10_000.0), table="float32"),
             ),
             mlp=MLP(d_mlp=shapes["model.layers.0.mlp.gate_proj.weight"][0]),
-            norm=Norm(eps=float(config["rms_norm_eps"])),
+            norm=Norm(eps=config["rms_norm_eps"]),
             residual=residual,
             tied=tied,
         )

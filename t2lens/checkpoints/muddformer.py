@@ -14,12 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2lens.checkpoints.plan import Plan, Take
+from t2lens.checkpoints.values import agree, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import MUDDFormer
 
 __all__ = ["plan", "recognises"]
 
 _TABLES = re.compile(r".*\b(freqs_cis|causal_mask|mask|kv_cache\.[kv]_cache|layer_cache|inv_freq)")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "whole": ("n_layer", "n_head", "dim", "vocab_size", "block_size"),
+    "number": ("norm_eps", "rope_base", "rotary_pct"),
+    "flag": ("use_qk_norm", "use_parallel_residual", "round64", "expand_last"),
+}
 # config key -> the one value with which the released code works
 _ALIVE = {"dense": True, "dynamic_dense": True, "dense_type": "qkvr", "sepln": True, "stack_hidden": False}
 
@@ -31,15 +37,15 @@ def recognises(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> bo
 
 def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     """ValueError for what the released code has switches for but does not run, or where config and weights disagree."""
+    config = checked(config, **_KINDS)
     for key, known in _ALIVE.items():
         if (value := config.get(key, known)) != known:
             raise ValueError(f"A MUDDFormer checkpoint with {key} {value!r} cannot be read, only with {known!r}.")
-    n_layers = len({key.split(".")[1] for key in shapes if key.startswith("layers.")})
+    n_layers = n_blocks(shapes, "layers.")
     d_vocab, d_model = shapes["tok_embeddings.weight"]
     for key, found in (("n_layer", n_layers), ("dim", d_model), ("vocab_size", d_vocab)):
-        if int(config.get(key, found)) != found:
-            raise ValueError(f"The config has {key} {config[key]}, but the weights have {found}.")
-    n_heads = int(config["n_head"])
+        agree(config, key, found)
+    n_heads = config["n_head"]
     if d_model % n_heads:
         raise ValueError(f"The config has n_head {n_heads}, which does not divide dim {d_model}.")
     tied = "output.weight" not in shapes
@@ -48,7 +54,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     gated = "layers.0.feed_forward.w3.weight" in shapes
     cfg = ModelConfig(
         d_vocab=d_vocab,
-        n_ctx=int(config.get("block_size", 2048)),
+        n_ctx=config.get("block_size", 2048),
         d_model=d_model,
         n_layers=n_layers,
         attention=_attention(config, shapes, n_heads, d_model // n_heads, pythia),
@@ -58,9 +64,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
             act="silu" if gated else "gelu",
             bias="layers.0.feed_forward.w1.bias" in shapes,
         ),
-        norm=Norm(
-            kind="layer" if pythia else "rms", bias=pythia, eps=float(config.get("norm_eps", 1e-5 if pythia else 1e-6))
-        ),
+        norm=Norm(kind="layer" if pythia else "rms", bias=pythia, eps=config.get("norm_eps", 1e-5 if pythia else 1e-6)),
         block="parallel" if config.get("use_parallel_residual", pythia) else "sequential",
         residual=MUDDFormer(
             hidden_round=64 if config.get("round64", False) else 1,
@@ -90,10 +94,10 @@ def _attention(
     config: dict[str, Any], shapes: dict[str, tuple[int, ...]], n_heads: int, d_head: int, pythia: bool
 ) -> Attention:
     normed = "layers.0.attention.q_norm.weight" in shapes
-    if bool(config.get("use_qk_norm", normed)) != normed:
+    if config.get("use_qk_norm", normed) != normed:
         has = "norms of queries and keys" if normed else "no norm of queries and keys"
         raise ValueError(f"The config has use_qk_norm {config['use_qk_norm']}, but the weights have {has}.")
-    turned = int(float(config.get("rotary_pct", 0.25 if pythia else 1.0)) * d_head)
+    turned = int(config.get("rotary_pct", 0.25 if pythia else 1.0) * d_head)
     return Attention(
         n_heads=n_heads,
         n_kv_heads=shapes["layers.0.attention.wk.weight"][0] // d_head,
@@ -101,7 +105,7 @@ def _attention(
         qk_norm="head" if normed else "none",
         bias="layers.0.attention.wq.bias" in shapes,
         rope=Rope(
-            base=float(config.get("rope_base", 10_000)),
+            base=config.get("rope_base", 10_000.0),
             n_dims=None if turned == d_head else turned,
             table="float16" if pythia else "bfloat16",
         ),

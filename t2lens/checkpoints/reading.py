@@ -105,6 +105,11 @@ def _plan(family: ModuleType, name: str, archive: Archive, options: dict[str, An
         return family.plan(archive.config, archive.shapes, **options)
     except KeyError as error:
         key = error.args[0] if error.args else "?"
+        if not archive.config:
+            raise ValueError(
+                f"The {name} checkpoint {str(archive.folder)!r} has no config.json, nor a config inside the weights: "
+                f"give one with config=, which must say {key}."
+            ) from None
         raise ValueError(f"The {name} checkpoint {str(archive.folder)!r} lacks {key!r}.") from None
 
 
@@ -144,7 +149,8 @@ def _check_parts(path: str | Path, archive: Archive, takes: dict[str, Take]) -> 
 
 def _check_equal(path: str | Path, archive: Archive, plan: Plan) -> None:
     for a, b in plan.equal:
-        if not torch.equal(archive.get(a), archive.get(b)):
+        first, second = (_numbers(path, archive, key) for key in (a, b))
+        if not torch.equal(first, second):
             raise ValueError(f"In {str(path)!r} the weights {a} and {b} should be the same, but they differ.")
 
 
@@ -159,11 +165,9 @@ def _weights(
     weights: dict[str, Tensor] = {}
     for name, ours in model.state_dict().items():
         take = takes[name]
-        sources = [archive.get(key) for key in take.keys]
+        sources = [_numbers(path, archive, key, floats=ours.is_floating_point()) for key in take.keys]
         keys = few(list(take.keys))
         if ours.is_floating_point():
-            if odd := sorted({str(s.dtype).removeprefix("torch.") for s in sources if s.dtype not in _FLOATS}):
-                raise ValueError(f"In {str(path)!r} {keys} is {odd[0]}; quantised weights cannot be read.")
             sources = [s.to(torch.promote_types(s.dtype, dtype)) for s in sources]
         try:
             made = take.make(*sources)
@@ -181,4 +185,14 @@ def _weights(
     return weights
 
 
+def _numbers(path: str | Path, archive: Archive, key: str, *, floats: bool = False) -> Tensor:
+    """The tensor under `key`. ValueError for numbers that stand for others (or with `floats`, for whole ones)."""
+    tensor = archive.get(key)
+    if tensor.dtype not in (_FLOATS if floats else _FLOATS + _WHOLE):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"In {str(path)!r} {key} is {dtype}; quantised weights cannot be read.")
+    return tensor
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

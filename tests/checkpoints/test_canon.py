@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ({"n_kv_heads": 4}, "4 key heads"),
         ({"canon_set": "ABC"}, "unexpected"),
         ({"canon_set": "ABCX"}, "letters"),
-        ({"n_layers": 3}, "lacks"),
+        ({"n_layers": 3}, "weights have 2"),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -181,6 +181,9 @@ def test_the_accelerated_file_is_an_option_and_the_default_says_so(tmp_path):
     assert other.cfg.residual == replace(residual, k_eps=0.1 * 10**0.5, compress_pad="causal")
     with pytest.raises(ValueError, match="plain or accelerated"):
         read_checkpoint(path, implementation="fast")
+    path = write(tmp_path, as_published(model), ddl_v_constant=True)
+    with pytest.raises(ValueError, match="no constant values"):
+        read_checkpoint(path, implementation="accelerated")
     time = write(tmp_path, as_published(random_model(DeepDelta(value_channels=4, compress="time"))))
     with pytest.raises(ValueError, match="channel compression"):
         read_checkpoint(time, implementation="accelerated")
@@ -201,8 +204,8 @@ def test_files_that_do_not_fit_their_config_are_refused(tmp_path):
     tensors = as_published(random_model(DeepDelta()))
     for config, words in (
         ({"head_dim": 5}, "heads of 5"),
-        ({"num_hidden_layers": 3}, "lacks"),
-        ({"num_hidden_layers": 1}, "unexpected"),
+        ({"num_hidden_layers": 3}, "weights have 2"),
+        ({"num_hidden_layers": 1}, "weights have 2"),
         ({"use_v_shift": True}, "c_v.linear.weight"),
     ):
         with pytest.raises(ValueError, match=words):

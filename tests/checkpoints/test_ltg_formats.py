@@ -136,7 +136,7 @@ def test_a_file_without_the_index_buffer_has_it_computed(tmp_path: Path):
     ("change", "sentence"),
     [
         ({"num_attention_heads": 5}, "must be a multiple of num_attention_heads"),
-        ({"num_hidden_layers": None}, "needs num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers True, which must be a whole number"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"elc_variant": "best"}, "elc_variant must be one of base"),
     ],
@@ -163,3 +163,25 @@ def test_gpt_bert_is_causal_where_its_class_says_so(tmp_path: Path):
     assert not gpt_bert.plan(config, shapes, causal=False).cfg.causal
     both = read_checkpoint(folder, causal=False)
     assert not torch.allclose(both([[1, 2, 3]])[:, 0], read_checkpoint(folder)([[1, 2, 3]])[:, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize("change", [lambda t: t + 8, lambda t: t - 8, lambda t: t + 0.5])
+def test_a_table_of_positions_that_points_beside_its_rows_is_refused(tmp_path, change):
+    file = elc_file()
+    for key in [key for key in file if key.endswith("position_indices")]:
+        file[key] = change(file[key])
+    with pytest.raises(ValueError, match=r"position_indices.*whole numbers below 15"):
+        read_checkpoint(save(tmp_path, file, CONFIG))
+
+
+def test_a_table_of_positions_is_not_made_for_contexts_without_end():
+    file = {key: w for key, w in elc_file().items() if not key.endswith("position_indices")}
+    with pytest.raises(ValueError, match="1000000 positions would be too large"):
+        plan_of(file, {**CONFIG, "max_position_embeddings": 1_000_000})
+
+
+def test_causal_is_true_or_false(tmp_path):
+    folder = unpack("gpt-bert", tmp_path / "gpt-bert")
+    for value in ("False", 0, "no"):
+        with pytest.raises(ValueError, match="causal must be true or false"):
+            read_checkpoint(folder, causal=value)

@@ -113,6 +113,15 @@ def test_a_dca_file_gives_the_logits_of_its_format_with_sources_dropped_or_not(t
     assert set(model.loaded_from.ignored) == {f"dca_blocks.{i}.attn.norm.weight" for i in range(n_layers)}
 
 
+def test_a_dca_file_whose_config_names_no_heads_shows_them_by_its_frequencies(tmp_path: Path):
+    config, weights = dca_file(2, 8)
+    bare = {key: value for key, value in config.items() if key not in ("heads", "dim_head")}
+    assert read_checkpoint(write(tmp_path / "a", bare, weights)).cfg.attention.n_heads == config["heads"]
+    without = {key: w for key, w in weights.items() if not key.endswith("freqs")}
+    with pytest.raises(ValueError, match="how wide the heads are"):
+        read_checkpoint(write(tmp_path / "b", bare, without))
+
+
 def test_a_dca_file_that_contradicts_its_config_is_refused(tmp_path: Path):
     config, weights = dca_file(3, 1)
     for wrong, match in (

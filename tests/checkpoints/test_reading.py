@@ -360,6 +360,39 @@ def test_the_links_of_the_hub_cache_are_followed(tmp_path, model, weights):
     same(read_checkpoint(folder), model)
 
 
+def test_paths_and_json_that_no_program_writes(tmp_path, weights):
+    folder = write_sharded(tmp_path / "m", {"a.safetensors": weights}, dict.fromkeys(weights, "a\0b.safetensors"))
+    refused(folder, "outside its folder")
+    folder = write(tmp_path / "n", weights)
+    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    refused(folder, "is not JSON")
+    refused(folder, "must be a dict or the path of a JSON file", config=[1])
+    refused(folder, "cannot be read (No such file or directory)", config=tmp_path / "none.json")
+
+
+def test_without_a_config_the_sentence_says_so(tmp_path, weights, family, monkeypatch):
+    monkeypatch.setattr(family, "recognises", lambda config, shapes: True)
+    refused(write(tmp_path / "m", weights, None), "no config.json", "give one with config=, which must say depth")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.to_sparse(), "no plain array"),
+        (lambda w: w.to("meta"), "no plain array"),
+        (lambda w: w.to(torch.float8_e4m3fn), "quantised"),
+        (lambda w: w.to(torch.complex64), "quantised"),
+    ],
+    ids=["sparse", "meta", "float8", "complex"],
+)
+def test_tensors_that_are_no_plain_numbers_are_refused(tmp_path, weights, change, words, tied):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    odd = {**weights, "net.embed.weight": change(weights["net.embed.weight"])}
+    torch.save(odd | ({"head.weight": weights["net.embed.weight"]} if tied else {}), tmp_path / "pytorch_model.bin")
+    refused(tmp_path, "net.embed.weight", words)
+
+
 # --- memory ----------------------------------------------------------------------------------------------------
 
 MEASURE = """

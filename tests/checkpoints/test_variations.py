@@ -37,6 +37,9 @@ class File:
     def used(self) -> list[str]:
         return sorted({key for take in self.plan.takes().values() for key in take.keys})
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {key: tuple(weight.shape) for key, weight in self.weights.items()}
+
     def write(self, folder: Path, weights: dict[str, Tensor] | None = None) -> Path:
         folder.mkdir()
         whole = torch.contiguous_format  # and each in memory of its own, as safetensors wants it
@@ -154,6 +157,42 @@ def test_a_tied_head_may_be_there_or_not(file, tmp_path):
         message = refused(file.write(tmp_path / "c", wrong))
         assert a in message
         assert b in message
+
+
+ODD: tuple[Any, ...] = ("x", "", -1, 0, 2.5, 10**30, 1e308, float("nan"), float("inf"), True, [], [None], {}, {"a": 1})
+
+
+def test_config_values_of_any_kind_give_a_plan_or_a_sentence(file):
+    """A value of the wrong kind may be unused; what it must not be is another exception, or a wait without end."""
+    (family,) = [f for f in FAMILIES if f.recognises(file.config, shapes := file.shapes())]
+    refused = 0
+    for key in sorted(file.config):
+        for value in ODD:
+            try:
+                family.plan({**file.config, key: value}, shapes)
+            except KeyError:  # which the reader turns into a sentence
+                continue
+            except ValueError as error:
+                refused += 1
+                message = str(error)
+                assert message.endswith("."), message
+                assert "\n" not in message
+                assert type(error) is ValueError
+    assert refused > len(file.config)
+
+
+def test_null_in_a_config_is_as_good_as_not_said(file):
+    (family,) = [f for f in FAMILIES if f.recognises(file.config, shapes := file.shapes())]
+    for key in file.config:
+        without = {k: v for k, v in file.config.items() if k != key}
+        plans = []
+        for config in (without, {**file.config, key: None}):
+            try:
+                made = family.plan(config, shapes)
+                plans.append((made.cfg, made.takes().keys()))
+            except (KeyError, ValueError) as error:
+                plans.append(repr(error))
+        assert plans[0] == plans[1], key
 
 
 def test_keys_too_many_are_refused_by_name(file, tmp_path):

@@ -168,6 +168,16 @@ def test_dtypes_that_hold_no_weights_are_refused(folder) -> None:
             load(folder, dtype=dtype)
 
 
+def test_devices_names_and_revisions_that_cannot_be_are_refused(folder) -> None:
+    for device in ("nowhere", "cpu:x", 1.5):
+        with pytest.raises(ValueError, match=r"device .* cannot be used"):
+            load(folder, device=device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="There is no model"):
+        load("a" * 5000)
+    with pytest.raises(ValueError, match="revision is for models from the hub"):
+        load(folder, revision="main")
+
+
 def test_listing_the_bundled_models_does_not_import_torch() -> None:
     code = "import sys, t2lens; t2lens.list_models(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
