@@ -127,8 +127,13 @@ def test_editing_any_hook_point_changes_the_logits():
                     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
                     return x + 0.3 * noise
 
+                if name == "blocks.0.hc_local.hook_res_scores":
+                    continue  # the first exchange is between copies: rows that sum to 1 leave them what they are
+                least = 1e-6
+                if name.endswith(("ln1_q.hook_scale", "ln1_k.hook_scale")):
+                    least = 1e-9  # QK norm takes the scale of queries and keys out again, but for its eps
                 changed = model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)])
-                assert float((changed - plain).abs().max()) > 1e-6, (system, name)
+                assert float((changed - plain).abs().max()) > least, (system, name)
 
 
 @pytest.mark.parametrize("grad", [False, True])

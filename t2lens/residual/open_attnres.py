@@ -270,19 +270,22 @@ class OpenAttentionResiduals(ResidualSystem):
         gates: Gates = {}
         if self.scheme.filters:
             inner = nn.functional.linear(state.held, self.filter_weight[site.index], self.filter_bias[site.index])
-            gates["filter"] = self.hook_points[site.hook("depth_filter")](inner.sigmoid())
+            gates["filter"] = self._seen(site.hook("depth_filter"), inner.sigmoid())
         shared = self._scores(state, site, self.query, self.key_norm, site.index, gates.get("filter"))
         for way in self.ways(site):
             scores = shared
             if way == "v":
                 scores = self._scores(state, site, self.value_query, self.value_key_norm, site.layer or 0, None)
-            if scores.shape[-1] > 1:
-                scores = self.hook_points[site.hook("depth_scores", way)](scores)
+            scores = self._seen(site.hook("depth_scores", way), scores)
             weights = scores.softmax(dim=-1).to(state.held.dtype)
             gates[f"weights{way}"] = self.hook_points[site.hook("depth_attn", way)](weights)
         if self.gate_kind != "bias" and site.kind != "out":
-            gates["gate"] = self.hook_points[site.hook("depth_gate")](self._gate(state.held, site.index))
+            gates["gate"] = self._seen(site.hook("depth_gate"), self._gate(state.held, site.index))
         return gates
+
+    def _seen(self, name: str, x: Tensor) -> Tensor:
+        """x through its hook point, which a read of copies of one source does not have: nothing depends on x there."""
+        return self.hook_points[name](x) if name in self.hook_points else x
 
     def _scores(
         self, state: _State, site: Site, query: Tensor, norm: Tensor, row: int, through: Tensor | None
@@ -385,12 +388,14 @@ class OpenAttentionResiduals(ResidualSystem):
         for site in self.sites:
             if not self._mixes(site):
                 continue
+            sources = self.sources(site)
+            differ = len({source.atoms for source in sources}) > 1  # among copies of one there is nothing to choose
             for way in self.ways(site):
-                self.depth_hooks(site, len(self.sources(site)), way)
+                self.depth_hooks(site, len(sources), way, scores=differ)
             name, channels = Read(site).name, self.gate_kind == "sigmoid_vector"
-            if self.gate_kind != "bias" and site.kind != "out":
+            if self.gate_kind != "bias" and site.kind != "out" and differ:
                 self._gate_hook(site, "depth_gate", f"gate of the depth read at {name}: 0 carried, 1 read", channels)
-            if self.scheme.filters:
+            if self.scheme.filters and differ:
                 self._gate_hook(site, "depth_filter", f"gate of the sources before the read at {name}", True)
 
     def _gate_hook(self, site: Site, stem: str, meaning: str, channels: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from math import factorial, sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -164,7 +165,8 @@ def test_the_residual_is_told_by_the_weights_and_masks_are_ignored(tmp_path):
     for stem in ("branch_attn.1.bias", "hc_attn.branch.1.bias"):
         weights[f"transformer.h.0.{stem}"] = mask.clone()
     model = read_checkpoint(write(tmp_path / "a", config, weights))
-    assert model.cfg.residual.res == "permutations" and model.cfg.residual.n_streams == 2
+    cfg: Any = model.cfg.residual
+    assert cfg.res == "permutations" and cfg.n_streams == 2
     assert len(model.loaded_from.ignored) == 2
 
 

@@ -42,7 +42,7 @@ def run(model, tokens, **forced):
     finally:
         del model.residual.write
     if isinstance(states["before"], tuple):  # the state of the reads over time
-        states["before"], states["after"] = states["before"].x, states["after"].x
+        states |= {name: states[name].x for name in ("before", "after")}
     if not model.residual.expanded:
         states["before"], states["after"] = (states[n].unsqueeze(-2) for n in ("before", "after"))
     return states["before"], states["after"], states["gates"]
@@ -254,7 +254,7 @@ def test_constant_value_has_no_weights_and_is_written_whole_at_beta_one():
 @pytest.mark.parametrize("expanded", [False, True])
 def test_write_only_is_the_delta_rule_without_the_erasure(expanded):
     """At one write from the same state: X' = X + beta k v^T, which is the delta rule's X' plus beta k k^T X."""
-    channels = {"value_channels": 4} if expanded else {}
+    channels: Any = {"value_channels": 4} if expanded else {}
     tokens = random_tokens(6)
     before, after, gates = run(tiny("ddl", 6, residual=DeepDelta(edit="write_only", **channels)), tokens)
     k, beta = gates["direction"].unsqueeze(-2), gates["beta"].unsqueeze(-1)

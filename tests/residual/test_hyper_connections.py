@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,9 @@ def repository_lite(system, i, x, eps):
     pre, post, res = flat(system, i, x, eps)
     share = (res + system.static_res[i]).softmax(-1)
     eye = torch.eye(n, dtype=x.dtype)
-    matrix = sum(c * eye[list(perm)] for c, perm in zip(share, itertools.permutations(range(n)), strict=True))
+    matrix = torch.stack([c * eye[list(p)] for c, p in zip(share, itertools.permutations(range(n)), strict=True)]).sum(
+        0
+    )
     return pre.sigmoid(), 2 * post.sigmoid(), matrix.T
 
 
@@ -153,14 +156,15 @@ def test_the_matrix_moves_streams_from_its_columns_to_its_rows():
 
 @pytest.mark.parametrize("system", ["hyper-connections", "hyper-static"])
 def test_a_fresh_model_is_the_plain_pre_norm_residual(system):
-    changes = {"norm": Norm(eps=1e-30)}  # the readout is n times the stream; an eps would see that
+    changes: Any = {"norm": Norm(eps=1e-30)}  # the readout is n times the stream; an eps would see that
     model = t2lens.build(tiny_config(system, **changes), seed=3).double()
     twin = t2lens.build(tiny_config("standard", **changes), seed=3).double()
     twin.load_state_dict({n: p for n, p in model.state_dict().items() if not n.startswith("residual.")})
     tokens = random_tokens(3)
     close(model(tokens), twin(tokens))
     for name, read in twin.record(tokens).reads.items():
-        times = model.cfg.residual.n_streams if name == "out" and model.cfg.residual.readout == "sum" else 1
+        cfg: Any = model.cfg.residual
+        times = cfg.n_streams if name == "out" and cfg.readout == "sum" else 1
         close(model.record(tokens).reads[name], times * read)
 
 
@@ -174,7 +178,7 @@ def test_constrained_forms_start_where_their_sources_say():
             own = torch.eye(n)[step.site.index % n]
             assert torch.allclose(step.gates["weights"], (2 * own - 1).sigmoid().expand_as(step.gates["weights"]))
             assert torch.allclose(step.gates["post"], 2 * (2 * own - 1).sigmoid().expand_as(step.gates["post"]))
-    fresh = t2lens.build(tiny_config("deepseek-v4"), seed=0).residual
+    fresh: Any = t2lens.build(tiny_config("deepseek-v4"), seed=0).residual
     assert fresh.gain.eq(1).all() and not fresh.static_res.any()
     assert 0.015 < float(fresh.dynamic.detach().std()) < 0.025 and fresh.head_dynamic.any()
 
@@ -280,7 +284,7 @@ def test_permutations_come_in_the_order_of_itertools():
 def test_the_normed_sum_is_the_norm_of_each_stream_and_not_of_their_sum():
     """The repository's readout: with the affine part after it (and n times the bias) it is ln_f of each, summed."""
     layer = Norm(kind="layer", bias=True)
-    cfg = {"norm": layer, "final_norm": Norm(kind="none", bias=True)}
+    cfg: Any = {"norm": layer, "final_norm": Norm(kind="none", bias=True)}
     model, tokens = tiny("mhc-lite", 9, **cfg), random_tokens(9)
     logits, cache = model.run_with_cache(tokens)
     w, b = model.ln_final.w, model.ln_final.b
