@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,15 +116,16 @@ def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     names = [n for n in names if n not in lone]
     if not names:
         return []
-    effects = [_effect(model, tokens, plain, name) for name in names]
-    idle = [name for name, effect in zip(names, effects, strict=True) if effect < _EFFECT]
-    if idle and (awake := _awake(model)) is not None:
-        base = awake(tokens)
-        effects = [e for e in effects if not e < _EFFECT] + [_effect(awake, tokens, base, name) for name in idle]
+    effects = {name: _effect(model, tokens, plain, name) for name in names}
+    idle = [name for name, effect in effects.items() if effect < _EFFECT]
+    if idle:
+        awake, fill = _awake(model) or model, [(n, _filled) for n in names if "hook_depth_attn" in n]
+        base = awake.run_with_hooks(tokens, fwd_hooks=fill)
+        effects |= {name: _effect(awake, tokens, base, name, fill) for name in idle}
     checks = [
         Check(
             "edits reach the logits",
-            min(effects),
+            min(effects.values()),
             _EFFECT,
             "smallest change when a depth weight or gate is disturbed",
             at_least=True,
@@ -140,15 +142,23 @@ def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     ]
 
 
-def _effect(model: Transformer, tokens: Tensor, plain: Tensor, name: str) -> float:
-    """Largest change of a logit when what passes the hook point `name` is disturbed."""
+def _effect(
+    model: Transformer, tokens: Tensor, plain: Tensor, name: str, before: Sequence[tuple[str, Any]] = ()
+) -> float:
+    """Largest change of a logit when what passes the hook point `name` is disturbed, after the hooks `before`."""
     generator = torch.Generator().manual_seed(0)
 
     def disturb(tensor: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
         noise = torch.rand(tensor.shape, generator=generator).to(tensor)
         return tensor * (1 + noise)
 
-    return _distance(model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)]), plain)
+    return _distance(model.run_with_hooks(tokens, fwd_hooks=[*before, (name, disturb)]), plain)
+
+
+def _filled(weights: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
+    """Depth weights without exact zeros. Where a sparse normaliser (or an untrained average) leaves one source, an edit
+    only rescales the read, and what nobody reads has no effect: neither is a fault of the hook points."""
+    return torch.where(weights == 0, 0.1, weights)
 
 
 def _awake(model: Transformer) -> Transformer | None:

@@ -161,6 +161,19 @@ def test_verify_passes_on_fresh_models_whose_new_parts_still_multiply_by_zero(sy
     assert report.passed, str(report)
 
 
+@pytest.mark.parametrize("normaliser", ["top_k", "sparsemax", "entmax"])
+def test_verify_takes_reads_of_one_source_and_writes_that_nobody_reads_for_what_they_are(normaliser):
+    residual = AttnRes(normaliser=normaliser, top_k=1 if normaliser == "top_k" else None)
+    for seed in (0, 1):
+        model = tiny("attnres-full", seed, residual=residual)
+        weights = model.record([0, 7, 3, 7]).steps[-1].gates["weights"]
+        assert (weights == 0).any()
+        report = t2lens.verify(model, [0, 7, 3, 7])
+        assert report.passed, str(report)
+        broken_edit(model)
+        assert not t2lens.verify(model, [0, 7, 3, 7])["edits reach the logits"].passed
+
+
 def test_verify_leaves_the_users_hooks_alone():
     model = tiny("attnres-full")
     model.add_hook("blocks.0.hook_mlp_out", lambda x, hook: x * 1.0)

@@ -156,7 +156,9 @@ class AttentionResiduals(ResidualSystem):
         if self.cfg.key_norm == "learned":
             direction = direction * self.key_norm[site.index]
         oldest = self._oldest(site)
-        parts = [state.done.score(direction, oldest if oldest > 1 else 0, normed=normed)]
+        start = oldest if oldest > 1 else 0
+        # in a window of one source inside a block no completed one is in view
+        parts = [state.done.score(direction, start, normed=normed)] if start < len(state.done) else []
         if oldest > 1:
             parts.insert(0, state.done.score_of(state.done[0], direction, normed=normed))
         if self._reads_partial(site):

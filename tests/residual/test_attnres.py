@@ -43,6 +43,7 @@ KINDS = [
     {"window": 1},
     {"window": 8, "block_size": 1},
     {"window": 2, "block_size": 2},
+    {"window": 1, "block_size": 3},
     {"window": 2, "block_size": 4, "bias": "newest"},
     {"key_norm": "unweighted"},
     {"key_norm": "none", "block_size": 3},
