@@ -6,6 +6,7 @@ Every config validates itself on construction (a full sentence says what is wron
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, Self
@@ -31,6 +32,19 @@ def check_positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{type(owner).__name__}.{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def check_plain(owner: Any) -> None:
+    """Every field that is declared float (or float | None) holds a finite number, every bool True or False."""
+    for field_ in fields(owner):
+        name, kind = f"{type(owner).__name__}.{field_.name}", str(field_.type)
+        value = getattr(owner, field_.name)
+        if kind == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, not {value!r}.")
+        if kind == "float" or (kind == "float | None" and value is not None):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not abs(value) <= sys.float_info.max:
+                raise ValueError(f"{name} must be a finite number, not {value!r}.")
 
 
 def check_one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
@@ -59,6 +73,7 @@ class Norm:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "kind", ("rms", "layer", "none"))
         if not self.eps > 0:
             raise ValueError(f"Norm.eps must be positive, not {self.eps}.")
@@ -80,6 +95,7 @@ class Rope:
     frequencies: Literal["fixed", "learned"] = "fixed"
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "layout", ("half", "interleaved"))
         check_one_of(self, "table", ("exact", "float32", "bfloat16", "float16"))
         check_one_of(self, "frequencies", ("fixed", "learned"))
@@ -107,6 +123,7 @@ class Canon:
     residual: bool = True
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_letters(self, "sites", "ABCD")
         check_positive(self, "kernel")
         check_one_of(self, "act", ("none", "silu"))
@@ -126,6 +143,7 @@ class ShortConv:
     shift_keys: bool = False
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_letters(self, "on", "qkv")
         check_positive(self, "kernel")
         check_one_of(self, "act", ("none", "silu"))
@@ -157,6 +175,9 @@ class ValueResidual:
     own: float = 0.5
     learned: bool = True
 
+    def __post_init__(self) -> None:
+        check_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
@@ -184,6 +205,7 @@ class Attention:
     value_residual: ValueResidual | None = None
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_positive(self, "n_heads", "n_kv_heads", "d_head")
         if not self.causal and (self.kv_shift or self.short_conv):
             raise ValueError(f"{type(self).__name__}: KV shift and ShortConv need causal attention.")
@@ -270,6 +292,7 @@ class MLP:
     parts: ClassVar[dict[str, type]] = {"mid_norm": Norm}
 
     def __post_init__(self) -> None:
+        check_plain(self)
         if isinstance(self.d_mlp, list):  # as JSON has it
             object.__setattr__(self, "d_mlp", tuple(self.d_mlp))
         widths = self.d_mlp if isinstance(self.d_mlp, tuple) else (self.d_mlp,)
@@ -335,6 +358,7 @@ class ModelConfig:
     }  # fmt: skip
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_positive(self, "d_vocab", "n_ctx", "d_model", "n_layers")
         for name, part in (("attention", Attention), ("mlp", MLP), ("residual", ResidualConfig), ("norm", Norm)):
             if not isinstance(value := getattr(self, name), part):

@@ -119,7 +119,7 @@ def _editing(model: Transformer, tokens: Tensor, plain: Tensor) -> list[Check]:
     effects = {name: _effect(model, tokens, plain, name) for name in names}
     idle = [name for name, effect in effects.items() if effect < _EFFECT]
     if idle:
-        awake, fill = _awake(model) or model, [(n, _filled) for n in names if "hook_depth_attn" in n]
+        awake, fill = _awake(model) or model, [(n, _filled) for n in names]
         base = awake.run_with_hooks(tokens, fwd_hooks=fill)
         effects |= {name: _effect(awake, tokens, base, name, fill) for name in idle}
     checks = [
@@ -156,9 +156,9 @@ def _effect(
 
 
 def _filled(weights: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
-    """Depth weights without exact zeros. Where a sparse normaliser (or an untrained average) leaves one source, an edit
-    only rescales the read, and what nobody reads has no effect: neither is a fault of the hook points."""
-    return torch.where(weights == 0, 0.1, weights)
+    """Depth weights and gates without zeros. Where a sparse normaliser (or an untrained average) leaves one source, an
+    edit only rescales the read, and what nobody reads has no effect: neither is a fault of the hook points."""
+    return torch.where(weights.abs() < 1e-3, 0.1, weights)
 
 
 def _awake(model: Transformer) -> Transformer | None:

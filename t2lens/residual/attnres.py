@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
@@ -62,6 +62,7 @@ class AttnRes(ResidualConfig):
         for name in ("block_size", "window", "top_k"):
             if getattr(self, name) is not None:
                 check_positive(self, name)
+        check_plain(self)
         check_one_of(self, "normaliser", NORMALISERS)
         check_one_of(self, "query", ("learned", "none"))
         check_one_of(self, "key_norm", ("learned", "unweighted", "none"))

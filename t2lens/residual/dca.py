@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
@@ -65,6 +65,7 @@ class DCA(ResidualConfig):
     gate_std: float = 1e-2
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "grn", ("v1", "v2", "v3"))
         check_one_of(self, "ways", ("qkv", "one"))
         check_one_of(self, "between", ("sum", "drop"))

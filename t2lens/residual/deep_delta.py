@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.hooks import HookPoint
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.sublayers.norms import wide
@@ -77,6 +77,7 @@ class DeepDelta(ResidualConfig):
     k_eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_positive(self, "value_channels", "compress_kernel")
         check_one_of(self, "edit", ("delta", "write_only"))
         check_one_of(self, "compress", ("channels", "time"))

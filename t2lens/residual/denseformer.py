@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.positions import Places
@@ -47,6 +47,7 @@ class DenseFormer(ResidualConfig):
     off_diagonal: float = 0.0
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "every", ("block", "sublayer"))
         check_positive(self, "dilation", "group")
         if self.period is not None:

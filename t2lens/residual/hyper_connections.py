@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.residual.doubly_stochastic import permutation_table, sinkhorn
 from t2lens.sublayers.norms import rms_scale, wide
@@ -99,6 +99,7 @@ class HyperConnections(ResidualConfig):
         return cls(**_constrained(own, changes))
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_positive(self, "n_streams", "sinkhorn_iterations")
         check_one_of(self, "coefficients", ("tanh", "linear", "static"))
         for name in ("pre", "post"):

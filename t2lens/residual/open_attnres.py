@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.attnres import Keys
 from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, Source
 from t2lens.sublayers.norms import rms_scale, wide
@@ -105,6 +105,7 @@ class OpenAttnRes(ResidualConfig):
     bias_init: float = 0.0
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "dialect", ("A", "B", "C"))
         check_one_of(self, "gate", GATES)
         check_positive(self, "n_blocks")

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from t2lens.config import ModelConfig, Norm, ResidualConfig, check_one_of, check_positive
+from t2lens.config import ModelConfig, Norm, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.base import Gates, ResidualSystem, Site, Source
 from t2lens.sublayers.norms import centred, rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -50,6 +50,7 @@ class Gain:
     end: float | None = None
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "per", ("write", "layer", "channel", "fixed"))
 
     def value(self, layer: int, n_layers: int) -> float:
@@ -81,6 +82,7 @@ class Scaled(ResidualConfig):
     low_rank_form: Literal["plain", "normed"] = "plain"
 
     def __post_init__(self) -> None:
+        check_plain(self)
         for name, part in (("keep", Gain), ("add", Gain), ("x0", Gain), ("post_norm", Norm)):
             if not isinstance(value := getattr(self, name), part | None):
                 raise ValueError(f"Scaled.{name} must be a {part.__name__} or None, not {value!r}.")

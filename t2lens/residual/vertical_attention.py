@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from t2lens.config import ModelConfig, ResidualConfig, check_one_of
+from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain
 from t2lens.residual.base import Site
 from t2lens.residual.elc_bert import StaticSoftmaxReads
 
@@ -38,6 +38,7 @@ class VerticalAttention(ResidualConfig):
     output_aggregation: bool = False
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_one_of(self, "source_norm", ("rms", "l2", "none"))
         check_one_of(self, "init", ("zeros", "last_biased"))
 
