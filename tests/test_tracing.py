@@ -9,7 +9,7 @@ import torch
 import t2lens
 from t2lens.files import write_arrays
 from t2lens.hooks import ActivationCache
-from t2lens.residual import AttnRes
+from t2lens.residual import AttnRes, OpenAttnRes
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
 
@@ -172,6 +172,13 @@ def test_verify_takes_reads_of_one_source_and_writes_that_nobody_reads_for_what_
         assert report.passed, str(report)
         broken_edit(model)
         assert not t2lens.verify(model, [0, 7, 3, 7])["edits reach the logits"].passed
+
+
+def test_a_model_too_short_for_a_read_that_mixes_is_traced_and_verified():
+    residual = OpenAttnRes(dialect="C", mode="first_layer")
+    model = tiny("attnres-full", n_layers=1, residual=residual)
+    assert t2lens.trace(model, [0, 7, 3]).verify().passed
+    assert t2lens.verify(model, [0, 7, 3]).passed
 
 
 def test_verify_leaves_the_users_hooks_alone():
