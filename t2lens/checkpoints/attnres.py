@@ -13,12 +13,13 @@ scalar bias at all, A has scalar biases and no final read; modes that A lacks ar
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, ResidualConfig, Rope
 from t2lens.residual import OpenAttnRes, Standard
 
@@ -217,11 +218,12 @@ def _stacked(*tensors: torch.Tensor) -> torch.Tensor:
 
 def _leave_out(out: Plan, residual: ResidualConfig, idle: bool, shapes: Shapes) -> None:
     """Name what the program makes and never uses, with the reason."""
+    used = out.used()
     for key in shapes:
-        name = key.rpartition("model.layers.")[2].partition(".")[2]
-        what, _, part = name.partition("_")
-        if what not in ("attn", "mlp", "v") or key in out.used():
+        match = re.match(r"model\.layers\.\d+\.(attn|mlp|v)_(.+)", key)
+        if match is None or key in used:
             continue
+        what, part = match.groups()
         if idle:
             out.ignore([key], _WHY["idle"])
         elif part == "null_source":
@@ -238,12 +240,12 @@ def _leave_out(out: Plan, residual: ResidualConfig, idle: bool, shapes: Shapes) 
 
 
 def _backbone(config: dict[str, Any], shapes: Shapes, n_layers: int, residual: ResidualConfig) -> ModelConfig:
-    d_vocab, d_model = shapes["model.embed_tokens.weight"]
+    d_vocab, d_model = axes(shapes, "model.embed_tokens.weight", 2)
     n_heads = config["num_attention_heads"]
-    d_head = shapes[_layer(0, "self_attn.q_proj.weight")][0] // n_heads
+    d_head = axes(shapes, _layer(0, "self_attn.q_proj.weight"), 2)[0] // n_heads
     if not d_head:
         raise ValueError(f"The config has {n_heads} heads, which is more than its queries have rows.")
-    n_kv_heads = shapes[_layer(0, "self_attn.k_proj.weight")][0] // d_head
+    n_kv_heads = axes(shapes, _layer(0, "self_attn.k_proj.weight"), 2)[0] // d_head
     found = {"hidden_size": d_model, "vocab_size": d_vocab, "head_dim": d_head, "num_key_value_heads": n_kv_heads}
     for key, value in found.items():
         agree(config, key, value)
@@ -264,7 +266,7 @@ def _backbone(config: dict[str, Any], shapes: Shapes, n_layers: int, residual: R
             window=_window(config, n_layers),
             bias=_layer(0, "self_attn.q_proj.bias") in shapes,
         ),
-        mlp=MLP(d_mlp=shapes[_layer(0, "mlp.gate_proj.weight")][0], act=_ACTS[act]),
+        mlp=MLP(d_mlp=axes(shapes, _layer(0, "mlp.gate_proj.weight"), 2)[0], act=_ACTS[act]),
         norm=Norm(eps=config.get("rms_norm_eps", 1e-6)),
         residual=residual,
         tied="lm_head.weight" not in shapes or config.get("tie_word_embeddings", False),

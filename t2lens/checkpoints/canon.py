@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import checked, n_blocks
+from t2lens.checkpoints.values import axes, checked, n_blocks
 from t2lens.config import MLP, Attention, Canon, ModelConfig, Norm, Rope
 
 __all__ = ["plan", "recognises"]
@@ -118,9 +118,9 @@ class _Values:
 
 
 def _config(values: _Values, shapes: Mapping[str, tuple[int, ...]], style: int) -> ModelConfig:
-    vocabulary, d = shapes[f"{_TOP['embed'][style]}.weight"]
+    vocabulary, d = axes(shapes, f"{_TOP['embed'][style]}.weight", 2)
     first = f"{_BLOCKS[style]}.0"
-    of = lambda ours: shapes[f"{first}.{_IN_BLOCK[ours][style]}.weight"]  # noqa: E731
+    of = lambda ours: axes(shapes, f"{first}.{_IN_BLOCK[ours][style]}.weight", 2)  # noqa: E731
     query, key, n_heads = of("attn.query")[0], of("attn.key")[0], values.get("n_heads")
     if n_heads is None:
         raise ValueError("The config of a LlamaCanon checkpoint must say how many heads there are.")
@@ -183,7 +183,7 @@ def _canon(values: _Values, shapes: Mapping[str, tuple[int, ...]], first: str, s
         return None
     return Canon(
         sites=sites,
-        kernel=shapes[f"{keys[found[0]]}.weight"][-1] if found else values.get("canon_kernel", 4),
+        kernel=(0, *shapes[f"{keys[found[0]]}.weight"])[-1] if found else values.get("canon_kernel", 4),
         bias=bool(found) and f"{keys[found[0]]}.bias" in shapes,
         act="silu" if values.get("canon_activation", False) else "none",
         residual=bool(values.get("canon_residual", True)),

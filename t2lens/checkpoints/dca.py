@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import DCA
 
@@ -35,9 +35,9 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, past_lay
     """past_layers_k: where the config does not say. ValueError where config and weights disagree."""
     whole = ("num_tokens", "dim", "depth", "heads", "dim_head", "past_layers_k")
     config = checked(config if past_layers_k is None else {**config, "past_layers_k": past_layers_k}, whole=whole)
-    d_vocab, d_model = shapes["token_emb.weight"]
+    d_vocab, d_model = axes(shapes, "token_emb.weight", 2)
     n_layers = n_blocks(shapes, "dca_blocks.")
-    inner = shapes["dca_blocks.0.attn.to_q.1.weight"][0]
+    inner = axes(shapes, "dca_blocks.0.attn.to_q.1.weight", 2)[0]
     for key, found in (("depth", n_layers), ("dim", d_model), ("num_tokens", d_vocab)):
         agree(config, key, found)
     d_head = _d_head(config, shapes, inner)
@@ -52,7 +52,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, past_lay
             attention=Attention(
                 n_heads=inner // d_head, n_kv_heads=inner // d_head, d_head=d_head, rope=_rope(shapes, d_head)
             ),
-            mlp=MLP(d_mlp=shapes["dca_blocks.0.ff.0.weight"][0], act="gelu", gated=False, bias=True),
+            mlp=MLP(d_mlp=axes(shapes, "dca_blocks.0.ff.0.weight", 2)[0], act="gelu", gated=False, bias=True),
             norm=Norm(eps=torch.finfo(torch.float32).eps),
             residual=DCA(key_norm="rms", recent=_recent(config, shapes, n_layers), between="drop"),
             tied="to_logits.weight" not in shapes,
@@ -79,19 +79,19 @@ def _grn(i: int, n_layers: int) -> str:
 
 def _d_head(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], inner: int) -> int:
     """As the config says, or as the frequencies of RoPE show, which turn whole heads."""
-    freqs = shapes.get("dca_blocks.0.attn.rotary_embed.freqs")
+    freqs = "dca_blocks.0.attn.rotary_embed.freqs"
     if "dim_head" in config:
         return config["dim_head"]
     if "heads" in config:
         return max(1, inner // config["heads"])
-    if freqs is None:
+    if freqs not in shapes:
         raise ValueError("Neither the config (dim_head, heads) nor a table of RoPE says how wide the heads are.")
-    return 2 * freqs[0]
+    return 2 * axes(shapes, freqs, 1)[0]
 
 
 def _recent(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], n_layers: int) -> int:
     """past_layers_k. A file in which sources are dropped shows it: no aggregator has more than twice as many."""
-    counts = [shapes[f"{_grn(i, n_layers)}.bias"][1] for i in range(n_layers + 1)]
+    counts = [axes(shapes, f"{_grn(i, n_layers)}.bias", 3)[1] for i in range(n_layers + 1)]
     shown = max(counts) // 2 if max(counts) < n_layers + 1 else n_layers + 1
     k = config.get("past_layers_k", shown)
     if counts != [min(2 * k, i + 1) for i in range(n_layers + 1)]:
@@ -102,7 +102,7 @@ def _recent(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], n_layers
 def _rope(shapes: dict[str, tuple[int, ...]], d_head: int) -> Rope:
     """The frequencies are weights of each layer, so they are what the file says and not what the base gives."""
     key = "dca_blocks.0.attn.rotary_embed.freqs"
-    n_dims = 2 * shapes[key][0] if key in shapes else d_head
+    n_dims = 2 * axes(shapes, key, 1)[0] if key in shapes else d_head
     return Rope(
         n_dims=None if n_dims == d_head else n_dims,
         layout="interleaved",

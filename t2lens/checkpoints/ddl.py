@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, Attention, KVShift, ModelConfig, Norm, Rope
 from t2lens.residual import DeepDelta
 
@@ -74,12 +74,12 @@ def plan(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, im
 
 
 def _config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], implementation: str) -> ModelConfig:
-    vocabulary, d = shapes["transformer.wte.weight"]
+    vocabulary, d = axes(shapes, "transformer.wte.weight", 2)
     n_layers = n_blocks(shapes, f"{_BLOCK}.")
     agree(config, "num_hidden_layers", n_layers)
     n_heads = config["num_attention_heads"]
     first = f"{_BLOCK}.0"
-    query = shapes[f"{first}.attn.c_q.weight"][0]
+    query = axes(shapes, f"{first}.attn.c_q.weight", 2)[0]
     d_head = config.get("head_dim") or query // n_heads
     if n_heads * d_head != query:
         raise ValueError(f"The config has {n_heads} heads of {d_head}, and the file's c_q has {query} rows.")
@@ -103,7 +103,7 @@ def _config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], im
             bias=f"{first}.attn.c_q.bias" in shapes,
             kv_shift=KVShift(kind="tokens", on=shifted) if shifted else None,
         ),
-        mlp=MLP(d_mlp=shapes[f"{first}.mlp.c_fc1.weight"][0], bias=f"{first}.mlp.c_fc1.bias" in shapes),
+        mlp=MLP(d_mlp=axes(shapes, f"{first}.mlp.c_fc1.weight", 2)[0], bias=f"{first}.mlp.c_fc1.bias" in shapes),
         norm=Norm(eps=1e-5),
         residual=_residual(config, shapes, implementation),
         tied="lm_head.weight" not in shapes or config.get("tie_word_embeddings", True),
@@ -111,9 +111,9 @@ def _config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], im
 
 
 def _residual(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], implementation: str) -> DeepDelta:
-    first, d = f"{_BLOCK}.0", shapes["transformer.wte.weight"][1]
+    first, d = f"{_BLOCK}.0", axes(shapes, "transformer.wte.weight", 2)[1]
     over_time = f"{first}.compress.shortconv.weight" in shapes
-    channels = shapes[f"{first}.compress.read"][0] if f"{first}.compress.read" in shapes else 1
+    channels = axes(shapes, f"{first}.compress.read", 1)[0] if f"{first}.compress.read" in shapes else 1
     of_channels = "ddl_v_constant" if channels > 1 else "ddl_v_dim1_constant"
     constant = config.get(of_channels, False)
     accelerated = implementation == "accelerated"
@@ -122,20 +122,20 @@ def _residual(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], 
             "The accelerated file has channel compression, 4 value channels, a linear gate and no constant values only."
         )
     start = config.get("ddl_beta_init", 0.0)  # as the module's fallback; the weights are past it
-    hidden = shapes.get(f"{first}.ddl_attn.beta_in.weight")
+    hidden = f"{first}.ddl_attn.beta_in.weight"
     kernel = "shortconv.weight" if over_time else "weight"
     return DeepDelta(
         value_channels=channels,
-        embed_conv=shapes["input_embed.conv.weight"][-1] if "input_embed.conv.weight" in shapes else None,
+        embed_conv=axes(shapes, "input_embed.conv.weight", 3)[-1] if "input_embed.conv.weight" in shapes else None,
         compress="time" if over_time else "channels",
-        compress_kernel=shapes[f"{first}.compress.{kernel}"][-1] if channels > 1 else 4,
+        compress_kernel=axes(shapes, f"{first}.compress.{kernel}", 2)[-1] if channels > 1 else 4,
         compress_pad="causal" if accelerated and config.get("ddl_state_dv_shortconv_causal", False) else "same",
         value_form="constant" if constant
         else "sigmoid_of_raw" if accelerated or config.get("ddl_v_sigmoid", True)
         else "linear_of_raw",
         value_scale=config.get("ddl_v_sigmoid_scale", 4.0),
         value_constant=config.get(f"{of_channels}_value", 2.0),
-        beta_hidden=hidden[0] if hidden else None,
+        beta_hidden=axes(shapes, hidden, 2)[0] if hidden in shapes else None,
         beta_init=start if 0 <= start < 2 else 1.0,
         k_eps=config.get("ddl_k_eps", 1e-5) * (d**0.5 if accelerated else 1),
     )  # fmt: skip

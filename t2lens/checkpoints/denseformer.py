@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take, rows
-from t2lens.checkpoints.values import agree, checked
+from t2lens.checkpoints.values import agree, axes, checked
 from t2lens.config import MLP, Attention, ModelConfig, Norm, ResidualConfig, Rope
 from t2lens.residual import DenseFormer, Gain, Scaled, Standard
 
@@ -47,7 +47,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     _refuse(config)
     blocks = _blocks(config, shapes)
     embedding = _EMBEDDING if _EMBEDDING in shapes else "lm_head.weight"  # tied, and saved under either name or both
-    d_vocab, d_model = shapes[embedding]
+    d_vocab, d_model = axes(shapes, embedding, 2)
     n_heads = config["n_head"]
     agree(config, "n_layer", len(blocks))
     agree(config, "n_embd", d_model)
@@ -64,7 +64,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
         # cosines and sines of float32 angles, as the code has them
         rope=Rope(base=10_000.0, layout="interleaved", table="float32"),
     )
-    d_mlp = shapes[f"{first}mlp.c_fc.weight"][0]
+    d_mlp = axes(shapes, f"{first}mlp.c_fc.weight", 2)[0]
     mlp = MLP(d_mlp=d_mlp, act="gelu", gated=False, bias=f"{first}mlp.c_fc.bias" in shapes)
     residual, residual_weights = _residual(config, shapes, blocks)
     out = Plan(
@@ -115,7 +115,7 @@ def _residual(
     n_groups = len({block.split(".")[2] for block in blocks})
     group = len(blocks) // n_groups
     if "weights.0.weight" in shapes:
-        dilation = _dilation(config, [shapes[f"weights.{i}.weight"] for i in range(n_groups)])
+        dilation = _dilation(config, [axes(shapes, f"weights.{i}.weight", 2) for i in range(n_groups)])
         weights: dict[str, Take | str] = {
             f"residual.weights.{i}": Take((f"weights.{i}.weight",), lambda w: w.flatten()) for i in range(n_groups)
         }

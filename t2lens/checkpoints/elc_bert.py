@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from t2lens.checkpoints.plan import Plan, Take, rows
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, BucketAttention, ModelConfig, Norm, ResidualConfig
 from t2lens.residual import ELCBert
 from t2lens.sublayers.bucket_attention import buckets
@@ -94,7 +94,7 @@ def ltg_plan(
     whole = ("num_hidden_layers", "num_attention_heads", "position_bucket_size", "max_position_embeddings")
     kinds = {"number": ("layer_norm_eps",), "flag": ("tie_word_embeddings",), "text": ("hidden_act",)}
     config = checked(config, whole=whole, **kinds)
-    d_vocab, d_model = shapes["embedding.word_embedding.weight"]
+    d_vocab, d_model = axes(shapes, "embedding.word_embedding.weight", 2)
     n_layers, n_heads, n_buckets = (config[name] for name in whole[:3])
     agree(config, "num_hidden_layers", n_blocks(shapes, attention.partition("{}")[0]))
     if d_model % n_heads:
@@ -108,6 +108,8 @@ def ltg_plan(
         assumed.append("The config has no layer_norm_eps: taken as 1e-7, as in the published models.")
     if not has_head:
         assumed.append("The file has no head: logits are the normed last read times the embedding, an untrained head.")
+    if has_head and f"{head}.5.bias" not in shapes:
+        assumed.append("The file has no bias of the logits: taken as zero.")
     if not has_index:
         assumed.append("The file has no position_indices: computed from position_bucket_size.")
     norm = Norm(kind="layer", weight=False, eps=config.get("layer_norm_eps", 1e-7))
@@ -125,7 +127,7 @@ def ltg_plan(
                 output=output,
                 causal=causal,
             ),
-            mlp=MLP(d_mlp=shapes[f"{mlp.format(0)}.4.weight"][1], act="gelu_tanh", mid_norm=norm),
+            mlp=MLP(d_mlp=axes(shapes, f"{mlp.format(0)}.4.weight", 2)[1], act="gelu_tanh", mid_norm=norm),
             residual=residual,
             norm=norm,
             embed_norm=norm,
@@ -177,4 +179,4 @@ def _n_ctx(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], attention
         if (n_ctx := config["max_position_embeddings"]) > _LONGEST:
             raise ValueError(f"position_indices for {n_ctx} positions would be too large; at most {_LONGEST} can be.")
         return n_ctx
-    return shapes[f"{attention}.position_indices"][0]
+    return axes(shapes, f"{attention}.position_indices", 2)[0]

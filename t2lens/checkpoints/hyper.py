@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from t2lens.checkpoints.plan import Plan, Take, rows
-from t2lens.checkpoints.values import agree, checked
+from t2lens.checkpoints.values import agree, axes, checked
 from t2lens.config import MLP, Attention, ModelConfig, Norm, ResidualConfig
 from t2lens.residual import HyperConnections, Standard
 
@@ -51,8 +51,8 @@ def plan(config: dict[str, Any], shapes: Shapes) -> Plan:
     if not layers or layers != list(range(len(layers))):
         raise ValueError(f"The checkpoint's blocks are {', '.join(map(str, layers)) or 'missing'}, not 0, 1, 2 ...")
     embedding = _EMBEDDING if _EMBEDDING in shapes else _HEAD  # tied, and saved under either name or both
-    d_vocab, d_model = _shape(shapes, embedding, 2)
-    n_ctx, _ = _shape(shapes, "transformer.wpe.weight", 2)
+    d_vocab, d_model = axes(shapes, embedding, 2)
+    n_ctx, _ = axes(shapes, "transformer.wpe.weight", 2)
     n_heads = config["n_head"]
     found = {"n_layer": len(layers), "n_embd": d_model, "vocab_size": d_vocab, "block_size": n_ctx}
     found["bias"] = bias = "transformer.ln_f.bias" in shapes
@@ -68,7 +68,7 @@ def plan(config: dict[str, Any], shapes: Shapes) -> Plan:
         d_model=d_model,
         n_layers=len(layers),
         attention=Attention(n_heads=n_heads, n_kv_heads=n_heads, d_head=d_model // n_heads, bias=bias, rope=None),
-        mlp=MLP(d_mlp=_shape(shapes, f"{first}1.c_fc.weight", 2)[0], act="gelu", gated=False, bias=bias),
+        mlp=MLP(d_mlp=axes(shapes, f"{first}1.c_fc.weight", 2)[0], act="gelu", gated=False, bias=bias),
         residual=_residual(kind, n),
         norm=Norm(kind="layer", bias=bias, eps=1e-5),
         final_norm=None if kind == "none" else Norm(kind="none", bias=bias),
@@ -88,12 +88,6 @@ def plan(config: dict[str, Any], shapes: Shapes) -> Plan:
     return out
 
 
-def _shape(shapes: Shapes, key: str, n_axes: int) -> tuple[int, ...]:
-    if len(shapes[key]) != n_axes:
-        raise ValueError(f"{key} has the shape {list(shapes[key])}, which should have {n_axes} axes.")
-    return shapes[key]
-
-
 def _kind(config: dict[str, Any], shapes: Shapes) -> tuple[str, int]:
     """The residual and its number of streams (1 for none), by the weights; the config must agree."""
     stem = "transformer.h.0.hc_attn."
@@ -111,7 +105,7 @@ def _kind(config: dict[str, Any], shapes: Shapes) -> tuple[str, int]:
         raise ValueError(f"The config has hyper_conn_type {says!r}, but the weights are those of {kind!r}.")
     if kind == "none":
         return kind, 1
-    (n,) = _shape(shapes, f"{stem}static_beta", 1)
+    (n,) = axes(shapes, f"{stem}static_beta", 1)
     if config.get("hyper_conn_n", n) != n:
         raise ValueError(f"The config has hyper_conn_n {config['hyper_conn_n']}, but the weights have {n} streams.")
     if alpha != ((n + factorial(min(n, 20)),) if kind == "mhc_lite" else (n, n + 1)):

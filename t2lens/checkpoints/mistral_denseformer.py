@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import DenseFormer
 
@@ -50,11 +50,11 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
     for key, known in (("hidden_act", "silu"), ("rope_scaling", None), ("attention_bias", False)):
         if (value := config.get(key, known)) != known:
             raise ValueError(f"A mistral_denseformer checkpoint with {key} {value!r} cannot be read, only {known!r}.")
-    d_vocab, d_model = shapes["model.embed_tokens.weight"]
+    d_vocab, d_model = axes(shapes, "model.embed_tokens.weight", 2)
     n_layers, n_heads = config["num_hidden_layers"], config["num_attention_heads"]
     agree(config, "num_hidden_layers", n_blocks(shapes, "model.layers."))
-    d_head = max(1, shapes[_QUERY][0] // n_heads)
-    n_kv_heads = shapes[_QUERY.replace("q_proj", "k_proj")][0] // d_head
+    d_head = max(1, axes(shapes, _QUERY, 2)[0] // n_heads)
+    n_kv_heads = axes(shapes, _QUERY.replace("q_proj", "k_proj"), 2)[0] // d_head
     agree(config, "num_key_value_heads", n_kv_heads)
     residual = DenseFormer(dilation=config["dilation"], period=config["dwa_period"])
     window = config.get("sliding_window")
@@ -72,7 +72,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
                 window=window,
                 rope=Rope(base=config.get("rope_theta", 10_000.0), table="float32"),
             ),
-            mlp=MLP(d_mlp=shapes["model.layers.0.mlp.gate_proj.weight"][0]),
+            mlp=MLP(d_mlp=axes(shapes, "model.layers.0.mlp.gate_proj.weight", 2)[0]),
             norm=Norm(eps=config["rms_norm_eps"]),
             residual=residual,
             tied=tied,
@@ -104,7 +104,7 @@ def _averages(cfg: DenseFormer, n_layers: int, shapes: dict[str, tuple[int, ...]
     n_found = sum(1 for key in shapes if _ALPHA.fullmatch(key))
     wanted = {i: (1, (i + 1) // cfg.dilation + 1) for i in range(n_layers) if (i + 1) % (cfg.period or n_layers) == 0}
     if n_found != len(found) or {i: shapes[key] for i, key in found.items()} != wanted:
-        have = ", ".join(f"{i}: {shapes[found[i]][-1]}" for i in sorted(found))
+        have = ", ".join(f"{i}: {(0, *shapes[found[i]])[-1]}" for i in sorted(found))
         raise ValueError(
             f"The averages of the checkpoint (block: sources {have or 'none'}) are not those of dilation "
             f"{cfg.dilation} and dwa_period {cfg.period} in {n_layers} blocks."

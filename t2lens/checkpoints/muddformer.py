@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2lens.checkpoints.plan import Plan, Take
-from t2lens.checkpoints.values import agree, checked, n_blocks
+from t2lens.checkpoints.values import agree, axes, checked, n_blocks
 from t2lens.config import MLP, Attention, ModelConfig, Norm, Rope
 from t2lens.residual import MUDDFormer
 
@@ -42,7 +42,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
         if (value := config.get(key, known)) != known:
             raise ValueError(f"A MUDDFormer checkpoint with {key} {value!r} cannot be read, only with {known!r}.")
     n_layers = n_blocks(shapes, "layers.")
-    d_vocab, d_model = shapes["tok_embeddings.weight"]
+    d_vocab, d_model = axes(shapes, "tok_embeddings.weight", 2)
     for key, found in (("n_layer", n_layers), ("dim", d_model), ("vocab_size", d_vocab)):
         agree(config, key, found)
     n_heads = config["n_head"]
@@ -50,7 +50,7 @@ def plan(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Plan:
         raise ValueError(f"The config has n_head {n_heads}, which does not divide dim {d_model}.")
     tied = "output.weight" not in shapes
     pythia = "norm.bias" in shapes
-    widths = tuple(shapes[f"layers.{i}.feed_forward.w1.weight"][0] for i in range(n_layers))
+    widths = tuple(axes(shapes, f"layers.{i}.feed_forward.w1.weight", 2)[0] for i in range(n_layers))
     gated = "layers.0.feed_forward.w3.weight" in shapes
     cfg = ModelConfig(
         d_vocab=d_vocab,
@@ -100,7 +100,7 @@ def _attention(
     turned = int(config.get("rotary_pct", 0.25 if pythia else 1.0) * d_head)
     return Attention(
         n_heads=n_heads,
-        n_kv_heads=shapes["layers.0.attention.wk.weight"][0] // d_head,
+        n_kv_heads=axes(shapes, "layers.0.attention.wk.weight", 2)[0] // d_head,
         d_head=d_head,
         qk_norm="head" if normed else "none",
         bias="layers.0.attention.wq.bias" in shapes,

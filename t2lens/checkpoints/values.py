@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["agree", "checked", "n_blocks"]
+__all__ = ["agree", "axes", "checked", "n_blocks"]
 
 _LARGEST = 2**31
 _LARGEST_FLOAT = 3.4e38  # of float32
@@ -64,6 +64,13 @@ def agree(config: Mapping[str, Any], key: str, found: int) -> None:
     """ValueError where the config says another number than the weights show."""
     if config.get(key, found) != found:
         raise ValueError(f"The config has {key} {config[key]}, but the weights have {found}.")
+
+
+def axes(shapes: Mapping[str, tuple[int, ...]], key: str, n: int) -> tuple[int, ...]:
+    """The shape of a weight. ValueError where it does not have `n` axes, KeyError where it is missing."""
+    if len(shapes[key]) != n:
+        raise ValueError(f"{key} has the shape {list(shapes[key])}, which should have {n} axes.")
+    return shapes[key]
 
 
 def n_blocks(shapes: Iterable[str], prefix: str) -> int:

@@ -212,6 +212,26 @@ def test_keys_too_few_are_refused_by_name(file, tmp_path):
         assert key in message or counted, f"{key}: {message}"
 
 
+def test_copies_under_another_prefix_are_not_taken_for_something_known(file):
+    (family,) = [f for f in FAMILIES if f.recognises(file.config, shapes := file.shapes())]
+    strays = {f"stray.{key}": shapes[key] for key in file.used()}
+    made = family.plan(file.config, {**shapes, **strays})
+    assert not strays.keys() & (made.used() | made.ignored.keys())
+
+
+def test_a_weight_without_axes_or_with_one_too_many_is_named(file):
+    """Before any tensor is read, too: a plan reads sizes off the shapes."""
+    (family,) = [f for f in FAMILIES if f.recognises(file.config, shapes := file.shapes())]
+    for key, shape in shapes.items():
+        for wrong in ((), (*shape, 1)):
+            try:
+                family.plan(file.config, {**shapes, key: wrong})
+            except ValueError as error:
+                message = str(error)
+                assert message.endswith(".")
+                assert "unpack" not in message
+
+
 CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: torch.cat([w, w[:1]]),
     lambda w: w[: len(w) - 1],
