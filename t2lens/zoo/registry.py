@@ -134,6 +134,11 @@ def _load_ours(folder: Path, device: str | torch.device | None, dtype: torch.dty
 
     cfg, sha256 = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS, sha256)
+    if cfg.n_layers > len(weights):  # before a model of so many layers is built
+        raise ValueError(
+            f"The weight file {str(folder / WEIGHTS)!r} does not fit the config: it has {len(weights)} weights for "
+            f"{cfg.n_layers} layers."
+        )
 
     from t2lens.model import Transformer
 

@@ -137,6 +137,8 @@ def test_folders_and_files_that_are_no_model_are_refused(folder, tmp_path) -> No
         (good.replace('"n_layers"', '"n_layer"'), "did you mean 'n_layers'"),
         (good.replace('"kind": "standard"', '"kind": "magic"'), "Unknown residual system 'magic'"),
         (good.replace('"n_layers": 2', '"n_layers": -2'), "n_layers"),
+        (good.replace('"n_layers": 2', '"n_layers": 1000000000'), "weights for 1000000000 layers"),
+        ('{"a":' * 100_000, "not JSON"),
     ):
         config.write_text(text)
         refused(folder, word)
