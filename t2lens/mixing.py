@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, by_way
+from t2lens.sublayers.positions import Places
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
 __all__ = [
     "ForwardRecord",
+    "Resume",
     "Step",
     "contributions",
     "contributions_by_read",
@@ -46,14 +48,26 @@ class Step:
 class ForwardRecord:
     """The gates, reads and atoms of one forward pass, filled by `Transformer.forward(record=...)`."""
 
+    tokens: Tensor | None = None  # [B, T]
     embed: Tensor | None = None  # [B, T, D]
     valid: Tensor | None = None  # [B, T] bool, None when nothing is padding
     steps: list[Step] = field(default_factory=list)
     reads: dict[str, Tensor] = field(default_factory=dict)  # name of the read ("3.mlp", "3.attn.q") -> [B, T, D]
+    first_values: dict[str, Tensor] = field(default_factory=dict)  # as in `Places`
 
-    def add(self, site: Site, gates: Gates, reads: Reads, out: Tensor | None = None) -> None:
-        """Note what happened at `site`; `out` is None at the readout."""
-        self.steps.append(Step(site, gates, out))
+    def reaches(self, site: Site, gates: Gates, reads: Reads) -> None:
+        """Note what `site` reads, as the residual system made it. `gates` may grow until the site has written."""
+        self.steps.append(Step(site, gates))
+        self._read(site, reads)
+
+    def writes(self, site: Site, reads: Reads, out: Tensor | None = None) -> None:
+        """Note what `site` wrote, and its reads as they were used: a hook may have changed them. The readout writes
+        nothing."""
+        step = next(step for step in reversed(self.steps) if step.site is site)
+        step.out = out
+        self._read(site, reads)
+
+    def _read(self, site: Site, reads: Reads) -> None:
         self.reads |= {Read(site, way).name: read for way, read in by_way(reads).items()}
 
     @property
@@ -71,6 +85,7 @@ class ForwardRecord:
     def detach(self) -> ForwardRecord:
         """The same numbers without their autograd graph."""
         return ForwardRecord(
+            tokens=self.tokens,
             embed=None if self.embed is None else self.embed.detach(),
             valid=self.valid,
             steps=[
@@ -78,7 +93,41 @@ class ForwardRecord:
                 for s in self.steps
             ],
             reads={name: read.detach() for name, read in self.reads.items()},
+            first_values={kind: values.detach() for kind, values in self.first_values.items()},
         )
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where to take up a recorded pass: what the blocks before `layer` wrote stands, all later ones run anew.
+
+    rows [R]: which row of the recorded batch each row of the new pass goes on from, so that many variants of one pass
+    (other hooks in each row) share what comes before them. The state is made by the linear code, as in the accounting.
+    """
+
+    record: ForwardRecord
+    layer: int
+    rows: Tensor
+
+    @property
+    def embed(self) -> Tensor:
+        """[R, T, D]"""
+        assert self.record.embed is not None
+        return self.record.embed[self.rows]
+
+    def state(self, residual: ResidualSystem, places: Places) -> Any:
+        """What the system carries as block `layer` begins."""
+        places.first_values |= {kind: values[self.rows] for kind, values in self.record.first_values.items()}
+        state = residual.begin(self.embed, places)
+        before = [step for step in self.record.steps if step.site.layer is not None and step.site.layer < self.layer]
+        for together in _together(before):
+            gates = [{name: gate[self.rows] for name, gate in step.gates.items()} for step in together]
+            for step, own in zip(together, gates, strict=True):
+                state = residual.enter(state, step.site, own)
+            for step, own in zip(together, gates, strict=True):
+                assert step.out is not None
+                state = residual.write(state, step.site, residual.atom(step.out[self.rows], own), own)
+        return state
 
 
 def _account(
@@ -115,7 +164,8 @@ def _together(steps: list[Step]) -> Iterator[list[Step]]:
             yield group
             group = []
         group.append(step)
-    yield group
+    if group:
+        yield group
 
 
 def _scalar(residual: ResidualSystem, form: str) -> bool:

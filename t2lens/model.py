@@ -7,7 +7,9 @@ same for all of them. B batch, T position, D d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -18,7 +20,7 @@ from t2lens.block import Block, through
 from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
-from t2lens.mixing import ForwardRecord, contributions_of
+from t2lens.mixing import ForwardRecord, Resume, contributions_of
 from t2lens.residual import Read, ResidualSystem, Site, build_residual, make_sites
 from t2lens.sublayers import DecodingCache, LocalMixer, Norm, Places, RelativeTable
 from t2lens.text import TextInterface
@@ -58,6 +60,13 @@ class Unembed(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
 
+@dataclass
+class _Live:
+    """The record of the pass that runs, where one is kept of every pass."""
+
+    record: ForwardRecord = field(default_factory=ForwardRecord)
+
+
 class Transformer(TextInterface, HookedRoot):
     """The reference model of one `ModelConfig`; hook names and shapes: `model.describe_hooks()`.
 
@@ -69,6 +78,7 @@ class Transformer(TextInterface, HookedRoot):
 
     residual: ResidualSystem
     loaded_from: Any = None  # `checkpoints.LoadedFrom` where the model was read from a published checkpoint
+    _live: _Live | None = None
     hooked_tensors_are_final = True  # nothing that passed a hook point is ever written to
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -110,6 +120,7 @@ class Transformer(TextInterface, HookedRoot):
         stop_at_layer: int | None = None,
         cache: DecodingCache | None = None,
         record: ForwardRecord | None = None,
+        resume: Resume | None = None,
     ) -> Any:
         """Logits [batch, pos, vocab], or the mean next-token loss in nats (padding excluded), or (logits, loss).
 
@@ -118,7 +129,10 @@ class Transformer(TextInterface, HookedRoot):
             attention_mask: [batch, pos], 0 or False at padding; left and right padding change nothing at real tokens.
             stop_at_layer: stop before this block and return what the residual system carries there.
             cache: decoding cache; `input` then holds the tokens after those it has seen.
-            record: filled with gates, reads and atoms (`t2lens.mixing`).
+            record: filled with gates, reads and atoms (`t2lens.mixing`), step by step: at a hook point of a read it
+                holds everything up to that read.
+            resume: take the blocks before `resume.layer` from a recorded pass; `input` then has the rows that it asks
+                for, and hook points of those blocks do not fire.
 
         Raises:
             ValueError: empty input, a token id outside the vocabulary, more than the context, a mask of another shape.
@@ -133,25 +147,35 @@ class Transformer(TextInterface, HookedRoot):
         if cache is not None and not self.cfg.causal:
             raise ValueError("A bidirectional model reads the whole sequence at once; it has no decoding cache.")
         places = Places.of(tokens, mask, cache)
-        embed = self._embed(tokens, places)
-        residual, state = self.residual, self.residual.begin(embed, places)
+        record = self._recording(record)
+        residual = self.residual
+        if resume is None:
+            embed, first = self._embed(tokens, places), 0
+            state = residual.begin(embed, places)
+        else:
+            embed, first = resume.embed, resume.layer
+            state = resume.state(residual, places)
         if record is not None:
-            record.embed, record.valid = embed, mask
-        for layer, block in enumerate(self.blocks[: self._depth(stop_at_layer)]):
+            record.tokens, record.embed, record.valid = tokens, embed, mask
+            record.first_values = places.first_values
+        for layer, block in enumerate(self.blocks[: self._depth(stop_at_layer)][first:], start=first):
             assert isinstance(block, Block)
             for sites in self._together(block.sites):
                 seen = []
                 for site in sites:
                     gates = residual.read_gates(state, site)
                     state = self._observe(residual.enter(state, site, gates), site)
-                    seen.append((site, gates, block.look(site, residual.read(state, site, gates))))
+                    reads = residual.read(state, site, gates)
+                    if record is not None:
+                        record.reaches(site, gates, reads)
+                    seen.append((site, gates, block.look(site, reads)))
                 for site, gates, reads in seen:
                     normed = block.norm(site, reads)
                     out = block.run(site, normed, places)
                     gates |= residual.write_gates(state, site, reads, normed, out)
                     state = residual.write(state, site, residual.atom(out, gates), gates)
                     if record is not None:
-                        record.add(site, gates, reads, out)
+                        record.writes(site, reads, out)
             state = residual.carry(state, f"blocks.{layer}.hook_resid_post")
         if stop_at_layer is not None:
             return state
@@ -159,9 +183,11 @@ class Transformer(TextInterface, HookedRoot):
         gates = residual.read_gates(state, site)
         read = residual.read(residual.enter(state, site, gates), site, gates)
         assert isinstance(read, Tensor)
+        if record is not None:
+            record.reaches(site, gates, read)
         read = through(self.hook_read_final, read)
         if record is not None:
-            record.add(site, gates, read)
+            record.writes(site, read)
         logits = self.unembed(self.ln_final(read))
         if return_type == "logits":
             return logits
@@ -204,6 +230,44 @@ class Transformer(TextInterface, HookedRoot):
         record = ForwardRecord()
         self.forward(input, attention_mask, record=record)
         return record
+
+    @contextmanager
+    def recording(self) -> Iterator[Callable[[], ForwardRecord]]:
+        """Inside, every pass keeps a record. Yields a function that gives the record of the pass that runs (or ran
+        last), for hooks that need the account of the pass they are in."""
+        before = self._live
+        self._live = live = before or _Live()
+        try:
+            yield lambda: live.record
+        finally:
+            self._live = before
+
+    def _recording(self, record: ForwardRecord | None) -> ForwardRecord | None:
+        """The record of the pass that begins: the caller's, or one that `recording` asks for."""
+        if self._live is not None:
+            record = self._live.record = ForwardRecord() if record is None else record
+        return record
+
+    def resume(
+        self, record: ForwardRecord, layer: int, rows: Tensor | None = None, *, return_type: str = "logits"
+    ) -> Any:
+        """Run a recorded pass again from block `layer` on (n_layers: only the readout), with the hooks that are
+        attached now: logits [R, pos, vocab], or as `return_type` says.
+
+        Args:
+            rows: [R] int64, the row of the recorded batch that each new row goes on from; by default all of them once.
+                Hooks of a pass with more rows than the record can do something else in each.
+
+        The result equals that of the whole pass where no hook acts before block `layer` (to rounding). Half of the
+        work of an average intervention is what comes before it, which this saves.
+        """
+        assert record.tokens is not None
+        if not 0 <= layer <= self.cfg.n_layers:
+            raise ValueError(f"layer must lie in 0..{self.cfg.n_layers}, not {layer}.")
+        rows = torch.arange(len(record.tokens), device=record.tokens.device) if rows is None else rows
+        valid = None if record.valid is None else record.valid[rows]
+        kwargs: dict[str, Any] = {"return_type": return_type, "resume": Resume(record, layer, rows)}
+        return self(record.tokens[rows], valid, **kwargs)
 
     def depth_decompose(
         self, record: ForwardRecord, read: str = "out", form: str = "additive"

@@ -29,6 +29,7 @@ LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 # Upward all the same, and where in the source: "function" bodies, or imports made for "types" only.
 EXCEPTIONS = {
     ("t2lens.tracing", "t2lens.viz"): "function",  # a Trace shows itself in notebooks
+    ("t2lens.analysis", "t2lens.viz"): "function",  # and so does a Finding
     (
         "t2lens.mixing",
         "t2lens.model",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COLUMNS", "to_csv", "to_json"]
+__all__ = ["COLUMNS", "plain_dataset", "plain_number", "to_csv", "to_json"]
 
 AXES = ("read", "write", "atom", "source", "layer", "head", "query", "key", "pos", "k")
 COLUMNS = ("trace", "model", "variable", *AXES, "token", "value")
@@ -87,10 +87,17 @@ def _plain(trace: Any) -> dict[str, Any]:
         "source_atoms": trace.source_atoms,
         "passed": verification.passed,
         "checks": [
-            {**row, "value": _number(row["value"]), "passed": check.passed}
+            {**row, "value": plain_number(row["value"]), "passed": check.passed}
             for row, check in zip(verification.to_list(), verification, strict=True)
         ],
-        "coords": {str(name): data[name].values.tolist() for name in data.coords},
+        **plain_dataset(data),
+    }
+
+
+def plain_dataset(data: Any) -> dict[str, Any]:
+    """An xarray.Dataset as {"coords": ..., "variables": name -> {"dims", "dtype", "values"}} of plain lists."""
+    return {
+        "coords": {str(name): _nested(data[name].values) for name in data.coords},
         "variables": {
             str(name): {
                 "dims": [str(dim) for dim in variable.dims],
@@ -105,11 +112,12 @@ def _plain(trace: Any) -> dict[str, Any]:
 def _nested(values: np.ndarray) -> Any:
     if values.dtype.kind != "f":
         return values.tolist()
-    flat = [_number(float(text)) for text in values.ravel().astype(str)]  # float32 in its short form
+    flat = [plain_number(float(text)) for text in values.ravel().astype(str)]  # float32 in its short form
     return np.array(flat, dtype=object).reshape(values.shape).tolist()
 
 
-def _number(value: float) -> float | str | None:
+def plain_number(value: float) -> float | str | None:
+    """A number that JSON has: NaN as None, infinities as words."""
     if np.isfinite(value):
         return value
     return None if np.isnan(value) else "inf" if value > 0 else "-inf"

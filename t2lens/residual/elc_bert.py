@@ -18,7 +18,7 @@ A block with one source has nothing to choose: its weight is exactly 1 and its e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -59,7 +59,7 @@ class _State:
     stream: Tensor  # what the block read, plus what it wrote so far
     written: Tensor | None = None  # what the block wrote so far
     output: Tensor | None = None  # of the block that has just ended (centred for a LayerNorm); a source from then on
-    scales: list[Tensor] = field(default_factory=list)  # [B, T, 1] of each source
+    scales: Tensor | None = None  # [B, T, S] of the sources, where they are normed
 
 
 class StaticSoftmaxReads(ResidualSystem):
@@ -126,10 +126,10 @@ class StaticSoftmaxReads(ResidualSystem):
         if self.norm != "none":
             if self._scales_newest(site):
                 scale = _SCALES[self.norm](newest, self.model_cfg.norm_eps)
-                state.scales.append(self.hook_points[site.hook("source_scale")](scale))
+                scale = self.hook_points[site.hook("source_scale")](scale)
             else:
-                state.scales.append(wide(newest).new_ones(*newest.shape[:-1], 1))
-            gates["scales"] = torch.cat(state.scales, dim=-1)
+                scale = wide(newest).new_ones(*newest.shape[:-1], 1)
+            gates["scales"] = scale if state.scales is None else torch.cat([state.scales, scale], dim=-1)
         if site in self.readers:
             row = wide(self.row(site))
             scores = (
@@ -150,6 +150,7 @@ class StaticSoftmaxReads(ResidualSystem):
             return state
         if state.output is not None:
             state.sources.append(state.output)
+        state.scales = gates.get("scales")
         if site in self.readers:
             weights = gates["weights"]
             if "scales" in gates:

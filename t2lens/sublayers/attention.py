@@ -102,7 +102,7 @@ class Attention(nn.Module):
         q, k, v = self._before_rope(q, k, made["v"], places)
         v = self.hook_v(v)
         if self.cfg.value_residual is not None:
-            places.once(f"{self.kind}.values", lambda: v)
+            places.first_values.setdefault(self.kind, v)
         q, k = self._place(q, k, places)
         k, v, valid = places.extend(self.site, k, v.transpose(1, 2), self.cfg.window)
         watched = self.hook_attn_scores.active or self.hook_pattern.active
@@ -137,7 +137,7 @@ class Attention(nn.Module):
             mixed = self.canon_b(joined, places).unflatten(-1, (-1, self.cfg.d_head))
             q, k, v = mixed.split([x.shape[-2] for x in (q, k, v)], dim=-2)
         if self.value_residual is not None:
-            v = self.value_residual(v, places.once(f"{self.kind}.values", lambda: v))
+            v = self.value_residual(v, places.first_values[self.kind])
         return q, k, v
 
     def _place(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,13 @@ class Places:
 
     index [B, T]: position of each token, counted over real tokens only, so that left padding changes nothing.
     valid [B, S] bool over cached and new places, or None when nothing is padding.
+    first_values: kind of attention -> values [B, T, G, K] of the first layer, for value residuals of later ones.
     """
 
     index: Tensor
     valid: Tensor | None
     cache: DecodingCache | None
+    first_values: dict[str, Tensor] = field(default_factory=dict)
     _tables: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _once: dict[str, Any] = field(default_factory=dict)
 

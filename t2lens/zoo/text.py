@@ -101,3 +101,20 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte 0x{data[error.start]:02X} at offset {error.start})") from None
+
+
+def sample_texts(n: int | None = None) -> list[str]:
+    """The first n (None: all 32) bundled passages of some 500 characters, half from the King James Bible and half from
+    Shakespeare in turn, from the part that no bundled model was trained on: what analyses of text run on by default.
+    ValueError unless 1 <= n <= 32.
+
+    Example:
+        >>> len(sample_texts(4))
+        4
+    """
+    passages = (Path(__file__).parent / "sample.txt").read_text(encoding="utf-8").strip().split("\n\n%%\n\n")
+    half = len(passages) // 2
+    passages = [passage for pair in zip(passages[:half], passages[half:], strict=True) for passage in pair]
+    if n is not None and not 1 <= n <= len(passages):
+        raise ValueError(f"There are {len(passages)} bundled passages, so n must lie in 1..{len(passages)}, not {n}.")
+    return passages[:n]

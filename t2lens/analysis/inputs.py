@@ -1,0 +1,121 @@
+"""What every analysis is given: one or several sequences, with their padding, token strings and next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["Batch", "read_batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Checked input of an analysis.
+
+    Attributes:
+        tokens: [B, T] ids.
+        mask: [B, T] bool, False at padding, or None when nothing is padding.
+        strings: per sequence and position, the token as text (its id where the model has no tokenizer).
+        notices: sentences that the reader of a result must see (what was cut off, say).
+    """
+
+    tokens: Tensor
+    mask: Tensor | None
+    strings: tuple[tuple[str, ...], ...]
+    notices: tuple[str, ...] = ()
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """[B, T] bool: False at padding."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.mask is None else self.mask
+
+    @cached_property
+    def predicts(self) -> Tensor:
+        """[B, T] bool: positions whose next token is there, so that a loss is known; never the last one."""
+        known = torch.zeros_like(self.valid)
+        known[:, :-1] = self.valid[:, :-1] & self.valid[:, 1:]
+        return known
+
+    @cached_property
+    def next_tokens(self) -> Tensor:
+        """[B, T] id of the token after each position; 0 where there is none (see `predicts`)."""
+        return torch.cat([self.tokens[:, 1:], torch.zeros_like(self.tokens[:, :1])], dim=1)
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """Next-token losses [..., B, T] in nats, float64, of logits [..., B, T, V]; 0 where there is no next token."""
+        logprob = logits.double().log_softmax(dim=-1)
+        ids = self.next_tokens.expand(logits.shape[:-1]).unsqueeze(-1)
+        return torch.where(self.predicts, -logprob.gather(-1, ids).squeeze(-1), 0.0)
+
+    def mean(self, values: Tensor, where: Tensor | None = None) -> Tensor:
+        """[...]: mean of values [..., B, T] over `where` (default: every position with a next token)."""
+        where = self.predicts if where is None else where
+        return (values * where).sum(dim=(-2, -1)) / where.sum().clamp(min=1)
+
+
+def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, losses: bool = False) -> Batch:
+    """Check `input` for an analysis.
+
+    Args:
+        input: a text, a list of texts (padded on the right; a BOS token is prepended to each, as in training), or token
+            ids [pos] or [batch, pos] with their `attention_mask`. What is longer than the context is cut off at its
+            end, and `notices` says so.
+        losses: whether the analysis needs next-token losses: at least two tokens, and a causal model.
+
+    Raises:
+        ValueError: an empty prompt, ids outside the vocabulary, a mask of another shape, or (losses) a bidirectional
+            model, or no position with a next token.
+    """
+    texts = _texts(input)
+    if texts is not None:
+        rows = [model.to_tokens(text)[0] for text in texts]
+        width, pad = max(len(row) for row in rows), 0 if model.tokenizer is None else model.tokenizer.pad_id
+        tokens = torch.stack([torch.cat([row, row.new_full((width - len(row),), pad)]) for row in rows])
+        mask = torch.stack([torch.arange(width, device=row.device) < len(row) for row in rows])
+    else:
+        tokens = torch.as_tensor(input)
+        mask = None if attention_mask is None else torch.as_tensor(attention_mask)
+        if tokens.ndim == 1:
+            tokens, mask = tokens[None], mask[None] if mask is not None and mask.ndim == 1 else mask
+    n_ctx, notices = model.cfg.n_ctx, []
+    if tokens.ndim == 2 and tokens.shape[1] > n_ctx:
+        n = tokens.shape[1]
+        notices.append(f"The longest prompt has {n} tokens; what is beyond the context of {n_ctx} is cut off.")
+        tokens, mask = tokens[:, :n_ctx], None if mask is None else mask[:, :n_ctx]
+    tokens, mask = model.prepare(tokens, mask)
+    mask = None if mask is None or bool(mask.all()) else mask.bool()
+    strings = tuple(
+        tuple(map(str, row.tolist())) if model.tokenizer is None else tuple(model.to_str_tokens(row)) for row in tokens
+    )
+    batch = Batch(tokens=tokens, mask=mask, strings=strings, notices=tuple(notices))
+    if losses:
+        if not model.cfg.causal:
+            raise ValueError("A bidirectional model sees the next token, so it has no next-token loss to analyse.")
+        if not bool(batch.predicts.any()):
+            raise ValueError("A next-token loss needs at least two tokens in a sequence.")
+    return batch
+
+
+def _texts(input: Any) -> list[str] | None:
+    """The texts of the input, none of them empty, or None where it is token ids."""
+    texts = [input] if isinstance(input, str) else input
+    if not isinstance(texts, list | tuple):
+        return None
+    if not len(texts):
+        raise ValueError("The prompt is empty: give a text or token ids.")
+    if not isinstance(texts[0], str):
+        return None
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"Prompt {i} is a {type(text).__name__}, while prompt 0 is a text.")
+        if not text.strip():
+            which = "The prompt" if len(texts) == 1 else f"Prompt {i}"
+            raise ValueError(f"{which} is empty: type at least one word.")
+    return list(texts)

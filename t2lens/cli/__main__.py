@@ -1,0 +1,5 @@
+"""`python -m t2lens.cli`"""
+
+from t2lens.cli import main
+
+main()

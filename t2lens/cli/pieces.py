@@ -1,0 +1,139 @@
+"""What every command shares: errors as sentences, tables, prompts, and findings on the screen and in files."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+__all__ = [
+    "IDS",
+    "JSON",
+    "MODEL",
+    "MODEL_HELP",
+    "OPTION",
+    "check_outputs",
+    "console",
+    "load",
+    "read_ids",
+    "read_options",
+    "read_prompt",
+    "sentences",
+    "show",
+    "table",
+]
+
+MODEL = "attnres-full"
+MODEL_HELP = "A bundled name, a checkpoint folder or file, a hub id."
+IDS = "Token ids in place of a text: 0,7,3."
+JSON = "Write every number to this file."
+OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """An error that a user can act on becomes its sentence on stderr and exit code 2; anything else stays a crash."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        words = error.args[0] if isinstance(error, KeyError) and error.args else error
+        typer.echo(f"t2lens: {' '.join(str(words).split())}", err=True)
+        raise typer.Exit(2) from None
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    plain = not sys.stdout.isatty()
+    return Console(markup=False, highlight=False, emoji=False, width=160 if plain else None, soft_wrap=False)
+
+
+def table(*columns: str, title: str | None = None) -> Any:
+    """A rich table; a column whose name ends in > is of numbers, flush right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="", pad_edge=False)
+    for name in columns:
+        number = name.endswith(">")
+        table.add_column(name.rstrip(">"), justify="right" if number else "left", no_wrap=number)
+    return table
+
+
+def check_outputs(files: list[Path]) -> None:
+    """Before anything runs: can these files be written, and is each meant once?"""
+    for path in files:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; give the name of a file to write.")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"The folder {path.absolute().parent} does not exist, so {path.name} cannot be written.")
+    if len({path.absolute() for path in files}) < len(files):
+        raise ValueError("Two outputs have the same file name; give each its own.")
+
+
+def read_ids(ids: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in ids.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--ids takes whole numbers like 0,7,3, not {ids!r}.") from None
+    if not numbers:
+        raise ValueError("--ids is empty: give at least one token id.")
+    return numbers
+
+
+def read_options(pairs: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE, where a value that reads as JSON is that (true, 3) and any other a text."""
+    from json import loads
+
+    options: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--option takes NAME=VALUE, not {pair!r}.")
+        try:
+            options[name] = loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def load(model: str, option: list[str] | None = None) -> Any:
+    import t2lens
+
+    return t2lens.load(model, **read_options(option))
+
+
+def read_prompt(text: str | None, ids: str | None) -> Any:
+    """The prompt of a command: a text (- is standard input) or token ids; ValueError unless exactly one is given."""
+    if (text is None) == (ids is None):
+        raise ValueError("Give a text or --ids, one of them.")
+    if ids is not None:
+        return read_ids(ids)
+    text = sys.stdin.read() if text == "-" else text
+    assert text is not None
+    if not text.strip():
+        raise ValueError("The prompt is empty: type at least one word.")
+    return text
+
+
+def show(make: Callable[[], Any], json: Path | None = None, n_rows: int = 30) -> Any:
+    """Run an analysis, print its finding, and write it where asked. Outputs are checked before anything runs."""
+    from t2lens.files import write_file
+    from t2lens.viz.findings import text
+
+    check_outputs([path for path in (json,) if path is not None])
+    finding = make()
+    typer.echo(text(finding, n_rows))
+    if json is not None:
+        typer.echo(f"wrote {write_file(json, finding.to_json())}")
+    return finding

@@ -1,0 +1,130 @@
+"""`t2lens trace`: a prompt, and what moved along both axes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from t2lens.cli.pieces import IDS, MODEL, OPTION, check_outputs, console, read_ids, read_options, sentences, table
+from t2lens.cli.root import app
+
+
+@app.command()
+def trace(
+    text: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="A bundled name, a checkpoint folder or file, a hub id.")
+    ] = MODEL,
+    model_b: Annotated[str | None, typer.Option("--model-b", help="A second model, side by side.")] = None,
+    ids: Annotated[str | None, typer.Option(help=IDS)] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    load: Annotated[Path | None, typer.Option(help="Show a trace that --save wrote; no model runs.")] = None,
+    quantity: Annotated[str | None, typer.Option(help="What the map shows; default: what is the system's own.")] = None,
+    pos: Annotated[int, typer.Option(help="The position of the table; negative counts from the end.")] = -1,
+    html: Annotated[Path | None, typer.Option(help="Write an interactive page, one file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every number, one per line.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every number, as arrays.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the trace (safetensors) for t2lens.load_trace.")] = None,
+) -> None:
+    """Run a prompt and show what moved along both axes; write it as a page, as tables or as a trace file."""
+    with sentences():
+        files = [path for path in (html, csv, json, save) if path is not None]
+        check_outputs(files)
+        traces = _traces(text, model, model_b, ids, load, option or [])
+        if save is not None and len(traces) > 1:
+            raise ValueError("--save keeps one trace; leave out --model-b, or run it once per model.")
+        _report(traces, quantity, pos)
+        _write(traces, quantity, html, csv, json, save)
+
+
+def _traces(
+    text: str | None, model: str, model_b: str | None, ids: str | None, load: Path | None, option: list[str]
+) -> list[Any]:
+    import t2lens
+
+    if sum(given is not None for given in (text, ids, load)) != 1:
+        raise ValueError("Give one of: a text, --ids, or --load with a trace file.")
+    if load is not None:
+        if model_b is not None:
+            raise ValueError("--load shows one saved trace; it cannot be combined with --model-b.")
+        return [t2lens.load_trace(load)]
+    prompt: Any = text
+    if text == "-":
+        prompt = sys.stdin.read()
+    if ids is not None:
+        prompt = read_ids(ids)
+    elif not prompt.strip():
+        raise ValueError("The prompt is empty: type at least one word.")
+    names = [model] if model_b is None else [model, model_b]
+    loaded = [t2lens.load(name, **(read_options(option) if name == model else {})) for name in names]
+    return [t2lens.trace(one, prompt, name=Path(name).name) for one, name in zip(loaded, names, strict=True)]
+
+
+def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
+    from textwrap import fill
+
+    from t2lens.analysis.quantities import QUANTITIES, grid
+    from t2lens.analysis.quantities import quantity as known
+    from t2lens.viz.labels import fmt, glyphs
+    from t2lens.viz.terminal import summary, top_reads
+
+    if quantity is not None:
+        known(quantity)
+    for one in traces:
+        if not -len(one.tokens) <= pos < len(one.tokens):
+            raise ValueError(f"--pos must lie in 0..{len(one.tokens) - 1}, not {pos}.")
+    out = console()
+    for one in traces:
+        out.print(summary(one, quantity), soft_wrap=True)
+        at = pos % len(one.tokens)
+        shown = [grid(one, key) for key in QUANTITIES if key != "effective_sources"]  # exp of the entropy beside it
+        shown = [each for each in shown if not each.absent]
+        heads = [
+            fill(" ".join(dict.fromkeys(f"{each.quantity.label} {each.quantity.unit}".split())), 10) for each in shown
+        ]
+        title = f"At position {at} '{glyphs(one.tokens[at])}':"
+        most = {site: top_reads(one, site, at) for site in shown[0].sites if site != "embed"}
+        what = " or ".join(dict.fromkeys(label for label, _ in most.values()))
+        wide = out.width >= 110
+        last = [f"reads most from\n({what})"] if wide else []
+        rows = table("site", *(f"{head}>" for head in heads), *last, title=title)
+        for i, site in reversed(list(enumerate(shown[0].sites))):
+            row = [site, *("" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown)]
+            if wide:
+                reads = most[site][1][:2] if site in most else []
+                row.append(", ".join(f"{name} {fmt(value, 2)}" for name, value in reads))
+            rows.add_row(*row)
+        out.print()
+        out.print(rows)
+
+
+def _write(
+    traces: list[Any], quantity: str | None, html: Path | None, csv: Path | None, json: Path | None, save: Path | None
+) -> None:
+    from t2lens.files import write_file
+
+    def page() -> bytes:
+        from t2lens.viz.page import page
+
+        return page(*traces, **({"quantity": quantity} if quantity else {})).encode()
+
+    def lines() -> bytes:
+        from t2lens.analysis.export import to_csv
+
+        return to_csv(traces)
+
+    def arrays() -> bytes:
+        from t2lens.analysis.export import to_json
+
+        return to_json(traces)
+
+    makers: list[tuple[Path | None, Callable[[], bytes]]] = [(html, page), (csv, lines), (json, arrays)]
+    made = [(path, make()) for path, make in makers if path is not None]
+    for path, content in made:
+        typer.echo(f"wrote {write_file(path, content)}")
+    if save is not None:
+        typer.echo(f"wrote {traces[0].save(save)}")

@@ -1,0 +1,24 @@
+"""Edits: interventions as data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["without"]
+
+
+def without(weights: Tensor, mask: Tensor, *, renormalise: bool) -> Tensor:
+    """Depth weights [B, T, S] with those where `mask` is True set to zero.
+
+    renormalise: the rest is scaled so that every row sums to what it did (a softmax over the sources that are left).
+        A row of which nothing is left stays zero. ValueError for signed weights, whose sum is no total to keep.
+    """
+    left = weights.masked_fill(mask, 0.0)
+    if not renormalise:
+        return left
+    if bool((weights < 0).any()):
+        raise ValueError("These depth weights have signs, so there is no total to renormalise to; zero them instead.")
+    total = left.sum(dim=-1, keepdim=True)
+    scale = torch.where(total > 0, weights.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), 0.0)
+    return left * scale

@@ -1,0 +1,69 @@
+"""Findings: what they hold, how they are shown, and that every number survives."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from t2lens.analysis.finding import Chart, Finding
+from t2lens.viz.findings import figure, fragment, text
+
+
+def finding(**changes: Any) -> Finding:
+    data = xr.Dataset(
+        {
+            "share": (("site", "pos"), np.array([[1.5, np.nan], [-2.0, 1e-9]]), {"meaning": "what", "unit": "nats"}),
+            "mass": (("site", "pos"), np.ones((2, 2))),
+        },
+        coords={"site": ["0.attn", "out"], "pos": [0, 1], "token": ("pos", np.array([" <b>", "\n"], dtype=object))},
+    )
+    given: dict = {
+        "title": "A <title>",
+        "dataset": data,
+        "columns": ("site", "share", "is"),
+        "rows": (("0.attn", 1.5, True), ("out", None, False)),
+        "notes": ("Over 2 positions.",),
+        "charts": (
+            Chart(kind="heat", variable="share", x="pos", y="site", signed=True),
+            Chart(kind="scatter", variable="share", x="mass"),
+            Chart(kind="bars", variable="share", x="site"),
+            Chart(kind="lines", variable="share", x="pos", by="site"),
+        ),
+    }
+    return Finding(**(given | changes))
+
+
+def test_json_holds_every_number_and_names_what_is_missing() -> None:
+    plain = json.loads(finding().to_json())
+    assert plain["variables"]["share"]["values"] == [[1.5, None], [-2.0, 1e-9]]
+    assert plain["coords"]["token"] == [" <b>", "\n"]
+    assert plain["rows"] == [["0.attn", 1.5, True], ["out", None, False]]
+    assert plain["unit"]["share"] == "nats"
+
+
+def test_every_chart_draws_the_numbers() -> None:
+    made = finding()
+    heat, scatter, bars, lines = (made.plot(i) for i in range(4))
+    np.testing.assert_array_equal(heat.data[0].z, made["share"].values)
+    assert list(heat.layout.xaxis.ticktext) == ["\u00b7&lt;b&gt;", "\u21b5"]
+    assert heat.data[0].zmin == -heat.data[0].zmax
+    np.testing.assert_array_equal(scatter.data[0].y, made["share"].values.ravel())
+    np.testing.assert_array_equal(bars.data[0].y, made["share"].values[:, -1])
+    assert [line.name for line in lines.data] == ["0.attn", "out"]
+    with pytest.raises(IndexError, match=r"has 4 chart\(s\); there is no chart 4"):
+        figure(made, 4)
+
+
+def test_tables_show_what_does_not_exist_as_nothing_and_escape_words() -> None:
+    shown = text(finding(passed=False))
+    assert shown.splitlines()[0] == "A <title>: FAILED"
+    assert shown.splitlines()[5].split() == ["out", "no"]
+    assert "<title>" not in fragment(finding())
+    assert "Over 2 positions." in fragment(finding())
+
+
+def test_a_variable_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(KeyError, match="there are share, mass"):
+        finding()["shares"]

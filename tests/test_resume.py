@@ -1,0 +1,75 @@
+"""A recorded pass taken up in the middle equals the whole pass, on every system."""
+
+import random
+
+import pytest
+import torch
+
+from t2lens.config import Attention, ValueResidual
+from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_pass_taken_up_at_any_block_equals_the_whole_pass(system: str) -> None:
+    seed = random.randrange(1000)
+    model = tiny(system, seed=seed, local=seed % 2 == 0 and tiny_config(system).block != "parallel")
+    tokens = random_tokens(seed)
+    mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) > 0.2
+    mask[:, 0] = True
+    with torch.no_grad():
+        record, whole = model.record(tokens, mask), model(tokens, mask)
+        rows = torch.randint(len(tokens), (4,))
+        for layer in range(model.cfg.n_layers + 1):
+            again = model.resume(record, layer, rows)
+            assert (again - whole[rows])[mask[rows]].abs().max() < 1e-10, (seed, layer)
+
+
+def test_rows_of_a_resumed_pass_can_differ_by_a_hook() -> None:
+    model, tokens = tiny("attnres-full", seed=3), random_tokens(4)[:1]
+    name = "blocks.2.hook_depth_attn_attn"
+
+    def drop(weights: torch.Tensor, *, hook: object) -> torch.Tensor:
+        mask = torch.eye(weights.shape[-1], dtype=weights.dtype)[: len(weights), None]
+        return weights * (1 - mask)
+
+    with torch.no_grad():
+        record = model.record(tokens)
+        with model.hooks([(name, drop)]):
+            many = model.resume(record, 2, torch.zeros(3, dtype=torch.long))
+        for source in range(3):
+
+            def drop_one(weights: torch.Tensor, *, hook: object, source: int = source) -> torch.Tensor:
+                weights = weights.clone()
+                weights[..., source] = 0
+                return weights
+
+            alone = model.run_with_hooks(tokens, fwd_hooks=[(name, drop_one)])
+            assert (many[source] - alone[0]).abs().max() < 1e-10
+
+
+def test_values_of_the_first_layer_reach_later_ones() -> None:
+    attention = Attention(n_heads=2, n_kv_heads=1, d_head=8, value_residual=ValueResidual())
+    model = tiny("standard", seed=5, attention=attention)
+    tokens = random_tokens(6)
+    with torch.no_grad():
+        assert (model.resume(model.record(tokens), 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    model = tiny("standard")
+    with pytest.raises(ValueError, match=r"layer must lie in 0\.\.3, not 4"):
+        model.resume(model.record([[1, 2]]), 4)
+
+
+def test_hooks_can_ask_for_the_record_of_the_pass_they_are_in() -> None:
+    model, tokens = tiny("muddformer", seed=1), random_tokens(2)
+    seen = {}
+    with torch.no_grad(), model.recording() as record:
+
+        def look(read: torch.Tensor, *, hook: object) -> None:
+            share = model.depth_decompose(record(), "1.mlp")[0]
+            seen["error"] = float((share.sum(0) - read).abs().max())
+
+        model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_read_mlp", look)])
+    assert seen["error"] < 1e-10
+    assert model._live is None
