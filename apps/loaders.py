@@ -16,9 +16,11 @@ from typing import Any
 import streamlit as st
 
 import t2lens
+from t2lens.analysis.catalog import analysis
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
+from t2lens.zoo.text import sample_texts
 
-__all__ = ["Loaded", "add", "added", "load", "model_names", "trace"]
+__all__ = ["Loaded", "add", "added", "analyse", "load", "model_names", "trace"]
 
 _LOCK = threading.Lock()
 _ADDED: dict[str, str] = {}  # name -> what `t2lens.load` takes, beside the bundled models
@@ -73,6 +75,11 @@ def trace(loaded: Loaded, prompt: str) -> Any:
     return _trace(loaded.name, loaded.weights_hash, prompt, _model=loaded.model)
 
 
+def analyse(loaded: Loaded, key: str, prompt: str | None, options: dict[str, Any]) -> Any:
+    """The finding of an analysis of the catalog on a prompt (None: the bundled passages); the last 16 are kept."""
+    return _analyse(loaded.name, loaded.weights_hash, key, prompt, tuple(sorted(options.items())), _model=loaded.model)
+
+
 def _weights_hash(name: str) -> str:
     """sha256 of the weights as they lie on disk now, so that retrained weights are another model."""
     if name in _ADDED:  # may be large: what its files look like from outside
@@ -99,3 +106,17 @@ def _load(name: str, weights_hash: str) -> Loaded:
 def _trace(name: str, weights_hash: str, prompt: str, *, _model: Any) -> Any:  # noqa: ARG001 - part of the key
     with _LOCK:
         return t2lens.trace(_model, prompt, name=name)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _analyse(
+    name: str,  # noqa: ARG001 - part of the key
+    weights_hash: str,  # noqa: ARG001
+    key: str,
+    prompt: str | None,
+    options: tuple[tuple[str, Any], ...],
+    *,
+    _model: Any,
+) -> Any:
+    with _LOCK:
+        return analysis(key).run(_model, sample_texts() if prompt is None else prompt, **dict(options))

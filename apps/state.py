@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -77,16 +78,7 @@ def parse_url(
     node ("A:7:5.mlp").
     """
     notices: list[str] = []
-
-    def one_of(key: str, allowed: Sequence[str], fallback: str) -> str:
-        value = params.get(key, fallback)
-        if value in allowed:
-            return value
-        near = get_close_matches(value, allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        notices.append(f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}.")
-        return fallback
-
+    one_of = partial(_one_of, params, notices)
     a = one_of("a", models, default.model_a)
     b = one_of("b", [*models, NO_MODEL], default.model_b)
     prompt, cut = limit_prompt(params.get("prompt", default.prompt))
@@ -107,6 +99,35 @@ def parse_url(
         cell=cell,
     )
     return selection, notices
+
+
+def _one_of(params: Mapping[str, str], notices: list[str], key: str, allowed: Sequence[str], fallback: str) -> str:
+    """The parameter `key` where it is allowed, else the fallback and a notice."""
+    value = params.get(key, fallback)
+    if value in allowed:
+        return value
+    near = get_close_matches(value, allowed, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    notices.append(f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}.")
+    return fallback
+
+
+def parse_analysis(
+    params: Mapping[str, str],
+    *,
+    model: str,
+    prompt: str,
+    analysis: str,
+    models: Sequence[str],
+    analyses: Sequence[str],
+) -> tuple[tuple[str, str, str], list[str]]:
+    """(model, prompt, analysis) that the URL of a page of analyses asks for (parameters a, prompt, analysis), and one
+    notice for each that had to fall back to what is given here."""
+    notices: list[str] = []
+    chosen = _one_of(params, notices, "a", models, model)
+    prompt, cut = limit_prompt(params.get("prompt", prompt))
+    notices += cut
+    return (chosen, prompt, _one_of(params, notices, "analysis", analyses, analysis)), notices
 
 
 def format_url(selection: Selection) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import streamlit as st
 from t2lens.analysis.quantities import QUANTITIES, attention_of
 from t2lens.apps import loaders
 from t2lens.apps.components.maps import maps
+from t2lens.apps.header import header, tell
 from t2lens.apps.state import (
     HEADS,
     NO_MODEL,
@@ -32,30 +34,22 @@ PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
 HEADS_UP_TO = 128
 """Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
 
-STYLE = """<style>
-.stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 1.1rem 2rem 2rem; max-width: 1680px;}
-[data-testid="stHeader"] {display: none;}
-[data-testid="stVerticalBlock"] {gap: 0.6rem;}
-[data-testid="stForm"] {padding: 0; border: 0;}
-[data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea
-{min-height: 2.6rem; height: 2.6rem;}
-</style>"""
-
 
 def two_axes() -> None:
-    st.html(STYLE)
+    header()
     names = loaders.model_names()
     if not names:
-        _tell(["No trained model is bundled with this installation: train one with t2lens train."])
+        tell(["No trained model is bundled with this installation: train one with t2lens train."])
         return
     state = st.session_state
-    first = "prompt" not in state
+    first = "quantity" not in state
     notices = _read_url(names) if first else []
     _controls(names)
     prompt, cut = limit_prompt(state["prompt"])
     notices += cut
     if not prompt.strip():
-        _tell([*notices, "The prompt is empty: type a few words and press Run."])
+        tell([*notices, "The prompt is empty: type a few words and press Run."])
+        _write_url()
         return
     chosen = [state["model_a"], *([state["model_b"]] if state["model_b"] != NO_MODEL else [])]
     try:
@@ -63,13 +57,14 @@ def two_axes() -> None:
             loaded = [loaders.load(name) for name in chosen]
             traces = [loaders.trace(one, prompt) for one in loaded]
     except ValueError as error:  # a sentence for the reader: damaged weights, a prompt that cannot be traced
-        _tell([*notices, str(error)])
+        tell([*notices, str(error)])
         return
     notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
     tokens = [len(trace.tokens) for trace in traces]
     sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
-    _tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
+    notices += _fit_head(traces)
+    tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
     identity = (*chosen, *(one.weights_hash for one in loaded), prompt)
     maps(_payload(identity, traces), key="maps", on_change=_chosen)
     _write_url()
@@ -90,10 +85,14 @@ def preset(names: list[str]) -> Selection:
 
 
 def _read_url(names: list[str]) -> list[str]:
-    """The first run of a session takes its state from the URL. Returns a notice for what it asked in vain."""
-    state = st.session_state
+    """The first run of a session on this page takes its state from the URL, then from what other pages chose. Returns a
+    notice for what the URL asked in vain."""
+    state, default = st.session_state, preset(names)
     asked = {key: st.query_params[key] for key in st.query_params}
-    selection, notices = parse_url(asked, preset(names), models=names, quantities=list(QUANTITIES), depths=MODES)
+    if "prompt" in state:
+        cell = default.cell if state["prompt"] == default.prompt else None
+        default = replace(default, model_a=state["model_a"], prompt=state["prompt"], cell=cell)
+    selection, notices = parse_url(asked, default, models=names, quantities=list(QUANTITIES), depths=MODES)
     for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell"):
         state[key] = getattr(selection, key)
     state["newcomer"] = not asked
@@ -101,8 +100,7 @@ def _read_url(names: list[str]) -> list[str]:
 
 
 def _controls(names: list[str]) -> None:
-    mark, a, b, rest = st.columns([1.1, 2, 2, 8.5], vertical_alignment="bottom")
-    mark.markdown("#### t2lens")
+    a, b, rest = st.columns([2, 2, 9], vertical_alignment="bottom")
     a.selectbox("Model A", names, key="model_a")
     b.selectbox("Model B", [*names, NO_MODEL], key="model_b")
     with rest.form("prompt-form", border=False):
@@ -111,9 +109,14 @@ def _controls(names: list[str]) -> None:
         run.form_submit_button("Run", type="primary", width="stretch")
 
 
-def _tell(notices: list[str]) -> None:
-    for notice in notices:
-        st.text(notice)
+def _fit_head(traces: list[Any]) -> list[str]:
+    """The mean in place of an attention head that no model shown has, and a notice."""
+    n_heads = max((len(pattern) for trace in traces for pattern in attention_of(trace).values()), default=0)
+    head = st.session_state["head"]
+    if head == "mean" or int(head) < n_heads:
+        return []
+    st.session_state["head"] = "mean"
+    return [f"There is no attention head {head} here (0..{n_heads - 1}); showing the mean of all."]
 
 
 def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:

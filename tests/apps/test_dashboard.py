@@ -182,3 +182,15 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=str(port)):
             run(port=port)
+
+
+def test_a_head_that_no_model_has_is_the_mean_with_a_notice() -> None:
+    app = open_app(head="7")
+    assert "There is no attention head 7 here (0..3); showing the mean of all." in texts(app)
+    assert url(app)["head"] == "mean"
+
+
+def test_an_empty_prompt_stands_in_the_url_too() -> None:
+    app = open_app(prompt="  ")
+    assert "The prompt is empty" in texts(app)
+    assert url(app)["prompt"] == "  "

@@ -1,0 +1,152 @@
+"""The pages made from the catalog of analyses: one page per group, and on it one analysis of one model at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from t2lens.analysis.catalog import ANALYSES, Analysis, Option
+from t2lens.apps import loaders
+from t2lens.apps.header import header, tell
+from t2lens.apps.pages.two_axes import preset
+from t2lens.apps.state import PROMPT_LIMIT, limit_prompt, parse_analysis
+from t2lens.viz.findings import cell, figure
+
+__all__ = ["GROUPS", "page"]
+
+GROUPS = {
+    "attribution": "what each write contributed to a prediction",
+    "routes": "which routes through depth matter, and what moves them",
+    "gates": "what the gates of Deep Delta Learning do",
+}
+_SAMPLE = "bundled passages"
+_OWN = "this prompt"
+
+
+def page(group: str) -> Callable[[], None]:
+    """The function of one page, for st.Page."""
+
+    def show() -> None:
+        header()
+        names, entries = loaders.model_names(), [entry for entry in ANALYSES if entry.group == group]
+        if not names:
+            tell(["No trained model is bundled with this installation: train one with t2lens train."])
+            return
+        notices = _read_url(group, names, entries)
+        entry, options = _controls(group, names, entries)
+        prompt, cut = limit_prompt(st.session_state["prompt"])
+        _write_url(entry, prompt)
+        tell([*notices, *cut])
+        texts = entry.texts and st.session_state.get("texts", _SAMPLE) == _SAMPLE
+        if not texts and not prompt.strip():
+            tell(["The prompt is empty: type a few words and press Run."])
+            return
+        try:
+            with st.spinner("Running ...", show_time=True):
+                loaded = loaders.load(st.session_state["model_a"])
+                finding = loaders.analyse(loaded, entry.key, None if texts else prompt, options)
+        except (ValueError, KeyError) as error:  # a sentence for the reader: what this model or prompt cannot give
+            tell([str(error.args[0]) if error.args else str(error)])
+            return
+        _show(finding, entry, prompt, options, texts)
+
+    show.__name__ = group
+    return show
+
+
+def _read_url(group: str, names: list[str], entries: list[Analysis]) -> list[str]:
+    """The first run of a session on this page takes its state from the URL; a notice for what it asked in vain."""
+    state, notices = st.session_state, []
+    first = preset(names)
+    if state.get("group") != group:
+        asked = {key: st.query_params[key] for key in st.query_params}
+        own = next((e for e in entries if state.get(f"analysis-{group}") == e.key), entries[0])
+        selection, notices = parse_analysis(
+            asked,
+            model=state.get("model_a", _model_for(entries, names) or first.model_a),
+            prompt=state.get("prompt", first.prompt),
+            analysis=own.key,
+            models=names,
+            analyses=[entry.key for entry in entries],
+        )
+        state["model_a"], state["prompt"], state[f"analysis-{group}"] = selection
+        state["group"] = group
+    return notices
+
+
+def _model_for(entries: list[Analysis], names: list[str]) -> str | None:
+    """A model that the first analysis of the page is for."""
+    systems = entries[0].systems
+    return next((n for n in names if n in systems or n.split("-")[0] in systems), None) if systems else None
+
+
+def _controls(group: str, names: list[str], entries: list[Analysis]) -> tuple[Analysis, dict[str, Any]]:
+    left, middle, right = st.columns([2, 2.6, 8], vertical_alignment="bottom")
+    left.selectbox("Model", names, key="model_a")
+    titles = {entry.key: entry.title for entry in entries}
+    key = middle.selectbox("Analysis", list(titles), format_func=titles.__getitem__, key=f"analysis-{group}")
+    entry = next(each for each in entries if each.key == key)
+    options: dict[str, Any] = {}
+    with right.form(f"form-{entry.key}", border=False):
+        text, run = st.columns([9, 1.2], vertical_alignment="bottom")
+        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
+        run.form_submit_button("Run", type="primary", width="stretch")
+        shown = [*entry.options, *([None] if entry.texts else [])]
+        for i in range(0, len(shown), 5):
+            for option, column in zip(shown[i : i + 5], st.columns(5, vertical_alignment="bottom"), strict=False):
+                if option is None:
+                    column.selectbox("Run on", [_SAMPLE, _OWN], key="texts")
+                else:
+                    options[option.name] = _widget(column, option, entry)
+    st.caption(entry.what)
+    return entry, {name: value for name, value in options.items() if value not in (None, "")}
+
+
+def _widget(column: Any, option: Option, entry: Analysis) -> Any:
+    label, key = option.name.replace("_", " "), f"{entry.key}-{option.name}"
+    if option.kind == "flag":
+        return column.checkbox(label, value=bool(option.default), help=option.help, key=key)
+    if option.kind == "choice":
+        at = option.choices.index(option.default) if option.default in option.choices else 0
+        return column.selectbox(label, option.choices, index=at, help=option.help, key=key)
+    if option.kind in ("position", "count"):
+        return column.number_input(label, value=option.default, step=1, help=option.help, key=key)
+    if option.kind == "number":
+        return column.number_input(label, value=option.default, help=option.help, key=key, format="%g")
+    return column.text_input(label, value=option.default or "", max_chars=PROMPT_LIMIT, help=option.help, key=key)
+
+
+def _write_url(entry: Analysis, prompt: str) -> None:
+    wanted = {"a": st.session_state["model_a"], "prompt": prompt, "analysis": entry.key}
+    if {key: st.query_params[key] for key in st.query_params} != wanted:
+        st.query_params.from_dict(wanted)
+
+
+def _show(finding: Any, entry: Analysis, prompt: str, options: dict[str, Any], texts: bool) -> None:
+    verdict = "" if finding.passed is None else ": passed" if finding.passed else ": FAILED"
+    st.text(finding.title + verdict)
+    charts = range(len(finding.charts))
+    for i in charts:
+        st.plotly_chart(figure(finding, i), key=f"chart-{i}", theme=None, config={"displaylogo": False})
+    columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
+    st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420))
+    for note in finding.notes:
+        st.text(f"\u2013 {note}")
+    name, given = st.session_state["model_a"], "".join(f", {k}={v!r}" for k, v in options.items())
+    module, function = entry.function.split(":")
+    asked = "sample_texts()" if texts else repr(prompt)
+    more = "\nfrom t2lens.zoo.text import sample_texts" if texts else ""
+    with st.expander("In Python and as data"):
+        st.code(
+            f"import t2lens\nfrom {module} import {function}{more}\n\n"
+            f"finding = {function}(t2lens.load({name!r}), {asked}{given})\nfinding.dataset",
+            language="python",
+        )
+        st.download_button("All numbers (JSON)", finding.to_json(), f"{entry.key}-{name}.json", "application/json")
+
+
+def _plain(value: Any) -> Any:
+    """An entry of the table: numbers stay numbers, so that a column sorts."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else cell(value)
