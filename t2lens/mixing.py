@@ -9,7 +9,7 @@ coefficients are scalars. Exact as arithmetic on this input; not a causal claim,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "contributions",
     "contributions_by_read",
+    "contributions_of_parts",
     "mixing_by_read",
     "mixing_matrix",
 ]
@@ -131,20 +132,19 @@ class Resume:
 
 
 def _account(
-    residual: ResidualSystem, record: ForwardRecord, form: str, width_one: bool
+    code: ResidualSystem, record: ForwardRecord, counts: list[int], pieces: Callable[[int, Step | None], Tensor]
 ) -> Iterator[tuple[Read, Tensor]]:
-    """Yields (read, [A, B, T, D]) for every read; D is 1 and vectors are ones when `width_one`."""
-    code = residual.linear_form(form)
-    n_atoms = len(residual.atoms)
+    """Yields (read, [sum(counts), B, T, D]) for every read: `pieces(i, step)` [counts[i], B, T, D] of atom i, each
+    carried to the read by itself. The step is the one that wrote the atom, None for the embedding."""
+    starts = [sum(counts[:i]) for i in range(len(counts))]
 
-    def slot(vector: Tensor, i: int) -> Tensor:
-        vector = torch.ones_like(vector[..., :1]) if width_one else vector
-        line = vector.new_zeros(n_atoms, *vector.shape)
-        line[i] = vector
-        return line
+    def lines(i: int, step: Step | None) -> Tensor:
+        vectors = pieces(i, step)
+        apart = vectors.new_zeros(sum(counts), *vectors.shape[1:])
+        apart[starts[i] : starts[i] + counts[i]] = vectors
+        return apart
 
-    assert record.embed is not None
-    state = code.begin(slot(record.embed, 0))
+    state = code.begin(lines(0, None))
     for together in _together(record.steps):
         for step in together:
             state = code.enter(state, step.site, step.gates)
@@ -152,8 +152,25 @@ def _account(
                 yield Read(step.site, way), read
         for step in together:
             if step.out is not None:
-                atom = slot(code.atom(step.out, step.gates), step.site.index + 1)
-                state = code.write(state, step.site, atom, step.gates)
+                state = code.write(state, step.site, lines(step.site.index + 1, step), step.gates)
+
+
+def _whole(code: ResidualSystem, record: ForwardRecord, *, width_one: bool) -> Iterator[tuple[Read, Tensor]]:
+    """The account of every atom as it is, or (`width_one`) of ones in its place: [A, B, T, D or 1]."""
+
+    def pieces(_: int, step: Step | None) -> Tensor:
+        atom = _atom(code, record, step).unsqueeze(0)
+        return torch.ones_like(atom[..., :1]) if width_one else atom
+
+    return _account(code, record, [1] * len(code.atoms), pieces)
+
+
+def _atom(code: ResidualSystem, record: ForwardRecord, step: Step | None) -> Tensor:
+    if step is None:
+        assert record.embed is not None
+        return record.embed
+    assert step.out is not None
+    return code.atom(step.out, step.gates)
 
 
 def _together(steps: list[Step]) -> Iterator[list[Step]]:
@@ -168,10 +185,6 @@ def _together(steps: list[Step]) -> Iterator[list[Step]]:
         yield group
 
 
-def _scalar(residual: ResidualSystem, form: str) -> bool:
-    return residual.linear_form(form).scalar()
-
-
 @torch.no_grad()
 def contributions_by_read(
     residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
@@ -180,14 +193,73 @@ def contributions_by_read(
 
     Where coefficients are scalars the vectors are multiplied at the end, so that one [A, B, T, D] exists at a time.
     """
-    if not _scalar(residual, form):
-        yield from _account(residual, record, form, width_one=False)
+    code = residual.linear_form(form)
+    if not code.scalar():
+        yield from _whole(code, record, width_one=False)
         return
-    atoms = torch.stack(record.atoms)
-    for read, coefficient in _account(residual, record, form, width_one=True):
+    writers = (None, *(step for step in record.steps if step.out is not None))
+    atoms = torch.stack([_atom(code, record, step) for step in writers])
+    for read, coefficient in _whole(code, record, width_one=True):
         share = torch.zeros(len(residual.atoms), *atoms.shape[1:], dtype=atoms.dtype, device=atoms.device)
         share[: len(atoms)] = coefficient[: len(atoms)] * atoms
         yield read, share
+
+
+@torch.no_grad()
+def contributions_of_parts(
+    residual: ResidualSystem,
+    record: ForwardRecord,
+    read: str,
+    parts: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    form: str = "additive",
+) -> Iterator[tuple[str, Tensor]]:
+    """For every (atom, parts [P, B, T, D] of what it wrote) in `parts`: (atom, what each part contributes to `read`).
+
+    A part goes through the residual system as its atom does, gates as recorded, so that parts that sum to `out` of the
+    atom's step (to `record.embed`) have contributions [P, B, T, D] that sum to the atom's. Lazy on both sides: one
+    atom's parts exist at a time where `parts` is a generator; `dict(...)` of the result keeps all of them.
+
+    Raises:
+        KeyError: no such read or atom, or an atom that this pass has not written.
+
+    Example:
+        >>> import t2lens
+        >>> from t2lens.mixing import contributions_of_parts
+        >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
+        >>> record = model.record([[0, 7, 3]])
+        >>> half = 0.5 * record.atoms[2]  # what 0.mlp wrote, in two equal parts
+        >>> halves = {"0.mlp": torch.stack([half, half])}
+        >>> dict(contributions_of_parts(model.residual, record, "1.attn", halves))["0.mlp"].shape
+        torch.Size([2, 1, 3, 16])
+    """
+    record.read(read)
+    code = residual.linear_form(form)
+    steps = {step.site.name: step for step in record.steps if step.out is not None}
+    places = {name: i for i, name in enumerate(residual.atoms) if i == 0 or name in steps}
+    coefficients = next(c for r, c in _whole(code, record, width_one=True) if r.name == read) if code.scalar() else None
+    for name, mine in parts.items() if isinstance(parts, Mapping) else parts:
+        if name not in places:
+            raise KeyError(f"No atom {name!r} in this pass; the atoms are {', '.join(places)}.")
+        yield name, _parts_of_one(code, record, read, places[name], mine, coefficients)
+
+
+def _parts_of_one(
+    code: ResidualSystem, record: ForwardRecord, read: str, place: int, parts: Tensor, coefficients: Tensor | None
+) -> Tensor:
+    """What `parts` [P, B, T, D] of one atom contribute to one read."""
+
+    def pieces(i: int, step: Step | None) -> Tensor:
+        if step is None:
+            assert record.embed is not None
+            return parts if i == place else record.embed.new_zeros(0, *record.embed.shape)
+        assert step.out is not None
+        return code.share(parts if i == place else step.out.new_zeros(0, *step.out.shape), step.out, step.gates)
+
+    if coefficients is not None:
+        step = next((step for step in record.steps if step.site.index + 1 == place), None) if place else None
+        return coefficients[place] * pieces(place, step)
+    counts = [len(parts) if i == place else 0 for i in range(len(code.atoms))]
+    return next(share for r, share in _account(code, record, counts, pieces) if r.name == read)
 
 
 @torch.no_grad()
@@ -199,13 +271,14 @@ def mixing_by_read(
     Scalar systems: the coefficient itself. Others: the energy-weighted mean <c, a> / <a, a> of contribution c on atom a
     (0 where the atom is the zero vector), the one number that keeps the part of c along a.
     """
-    if _scalar(residual, form):
-        for read, coefficient in _account(residual, record, form, width_one=True):
+    code = residual.linear_form(form)
+    if code.scalar():
+        for read, coefficient in _whole(code, record, width_one=True):
             yield read, coefficient.squeeze(-1)
         return
     written = record.atoms
     energy = [a.square().sum(dim=-1) for a in written]
-    for read, share in _account(residual, record, form, width_one=False):
+    for read, share in _whole(code, record, width_one=False):
         row = share.new_zeros(share.shape[:-1])
         for i in range(read.site.seen + 1):
             along = (share[i] * written[i]).sum(dim=-1)

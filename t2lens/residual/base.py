@@ -164,6 +164,11 @@ class ResidualSystem(nn.Module):
         """What is written: the raw sublayer output, unless a form writes something else."""
         return out
 
+    def share(self, part: Tensor, out: Tensor, gates: Gates) -> Tensor:
+        """What a part [..., B, T, D] of `out` is of `atom(out, gates)`: linear in the part, so that parts that sum to
+        `out` have shares that sum to the atom (unless an edit put something else in the place of `out`)."""
+        return part
+
     def write(self, state: State, site: Site, atom: Tensor, gates: Gates) -> State:
         """`gates` are those of the read and of the write together."""
         raise NotImplementedError

@@ -293,6 +293,10 @@ class _OperatorForm(ResidualSystem):
     def atom(self, out: Tensor, gates: Gates) -> Tensor:
         return self.system._outer(gates["direction"], (gates["beta"] * gates["value"]).to(out.dtype))
 
+    def share(self, part: Tensor, out: Tensor, gates: Gates) -> Tensor:
+        direction = (wide(part) / gates["size"]).to(out.dtype)
+        return self.system._outer(direction, (gates["beta"] * gates["value"]).to(out.dtype))
+
     def write(self, state: _State, site: Site, atom: Tensor, gates: Gates) -> _State:
         if isinstance(state, _Timed):
             return state._replace(x=self._written(state.x, atom, gates))

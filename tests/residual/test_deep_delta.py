@@ -159,6 +159,16 @@ def test_the_two_forms_attribute_differently_and_both_exactly():
         t2lens.contributions(tiny("standard"), tokens, form="operator")
 
 
+@pytest.mark.parametrize("system", ["ddl", "ddl-cc"])
+def test_a_turned_direction_is_accounted_for_in_both_forms(system):
+    model, tokens = tiny(system, 5), random_tokens(5)
+    with model.hooks([("blocks.1.ddl_attn.hook_dir", lambda k, hook: k.roll(1, dims=-1))]):
+        record = model.record(tokens)
+        for form in model.residual.forms:
+            total = t2lens.contributions(model, tokens, read="out", form=form).sum(-2)
+            assert float((total - record.reads["out"]).abs().max()) < 1e-10
+
+
 def test_operator_form_by_running_backwards():
     """Section 3.7 of the spec: g <- u; at each writer the share is beta (g.k) v, then g <- g - beta k (k.g)."""
     model, tokens = tiny("ddl", 9), random_tokens(9)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.mixing import contributions_by_read, mixing_by_read
+from t2lens.mixing import contributions_by_read, contributions_of_parts, mixing_by_read
 from t2lens.model import Transformer
 from t2lens.sublayers import DecodingCache
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
@@ -42,6 +42,31 @@ def test_contributions_sum_to_the_read_and_shares_to_the_logits(system, local, s
                 close(share.sum(dim=0), record.reads[read.name])
             shares = model.logit_shares(share, record.reads["out"])
             close(shares.sum(dim=0) + model.logit_bias, model(tokens, attention_mask))
+
+
+@local
+def test_contributions_of_parts_sum_to_those_of_their_atom(system, local):
+    model = tiny(system, 2, local=local)
+    tokens, mask = padded(random_tokens(2), 2, "left")
+    record = model.record(tokens, mask)
+    generator = torch.Generator().manual_seed(0)
+    parts = {}
+    for i in (0, 2, len(model.atoms) - 1):
+        whole = record.atoms[i]
+        some = torch.randn(2, *whole.shape, generator=generator, dtype=whole.dtype) * mask.unsqueeze(-1)
+        parts[model.atoms[i]] = torch.stack([*some, whole - some.sum(dim=0)])
+    for form in model.residual.forms:
+        for read, share in contributions_by_read(model.residual, record, form):
+            if read.site.index not in (1, 4, len(model.sites) - 1):
+                continue
+            for atom, mine in contributions_of_parts(model.residual, record, read.name, parts, form):
+                close(mine.sum(dim=0), share[model.atoms.index(atom)])
+                doubled = contributions_of_parts(model.residual, record, read.name, [(atom, 2 * parts[atom])], form)
+                close(next(iter(doubled))[1], 2 * mine)
+    with pytest.raises(KeyError, match=r"No atom '9\.mlp'.*embed, 0\."):
+        list(contributions_of_parts(model.residual, record, "out", {"9.mlp": whole[None]}))
+    with pytest.raises(KeyError, match="No read 'nowhere'"):
+        list(contributions_of_parts(model.residual, record, "nowhere", parts))
 
 
 @seeds
