@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from t2lens.mixing import contributions as contributions
     from t2lens.mixing import mixing_matrix as mixing_matrix
     from t2lens.model import build as build
+    from t2lens.store import capture as capture
     from t2lens.tracing import Trace as Trace
     from t2lens.tracing import load_trace as load_trace
     from t2lens.tracing import trace as trace
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ModelConfig": "t2lens.config",
     "build": "t2lens.model",
+    "capture": "t2lens.store",
     "contributions": "t2lens.mixing",
     "duality": "t2lens.two_axis",
     "list_models": "t2lens.zoo.registry",
@@ -44,6 +46,7 @@ __all__ = [
     "Trace",
     "__version__",
     "build",
+    "capture",
     "config",
     "contributions",
     "duality",
