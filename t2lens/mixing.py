@@ -55,11 +55,15 @@ class ForwardRecord:
     steps: list[Step] = field(default_factory=list)
     reads: dict[str, Tensor] = field(default_factory=dict)  # name of the read ("3.mlp", "3.attn.q") -> [B, T, D]
     first_values: dict[str, Tensor] = field(default_factory=dict)  # as in `Places`
+    made: dict[str, Tensor] = field(default_factory=dict)  # the same reads as the residual system made them
+    index: Tensor | None = None  # [B, T] position of each token, counted over the real tokens of its row
+    decoding: bool = False  # whether a decoding cache stands behind the pass
 
     def reaches(self, site: Site, gates: Gates, reads: Reads) -> None:
         """Note what `site` reads, as the residual system made it. `gates` may grow until the site has written."""
         self.steps.append(Step(site, gates))
         self._read(site, reads)
+        self.made |= {Read(site, way).name: read for way, read in by_way(reads).items()}
 
     def writes(self, site: Site, reads: Reads, out: Tensor | None = None) -> None:
         """Note what `site` wrote, and its reads as they were used: a hook may have changed them. The readout writes
@@ -95,6 +99,9 @@ class ForwardRecord:
             ],
             reads={name: read.detach() for name, read in self.reads.items()},
             first_values={kind: values.detach() for kind, values in self.first_values.items()},
+            made={name: read.detach() for name, read in self.made.items()},
+            index=self.index,
+            decoding=self.decoding,
         )
 
 

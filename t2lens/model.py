@@ -21,7 +21,7 @@ from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
 from t2lens.mixing import ForwardRecord, Resume, contributions_of
-from t2lens.residual import Read, ResidualSystem, Site, build_residual, make_sites
+from t2lens.residual import Gates, Read, ResidualSystem, Site, build_residual, make_sites
 from t2lens.sublayers import DecodingCache, LocalMixer, Norm, Places, RelativeTable
 from t2lens.text import TextInterface
 
@@ -149,6 +149,9 @@ class Transformer(TextInterface, HookedRoot):
         places = Places.of(tokens, mask, cache)
         record = self._recording(record)
         residual = self.residual
+        if record is not None:
+            record.tokens, record.valid = tokens, mask
+            record.index, record.decoding = places.index, cache is not None
         if resume is None:
             embed, first = self._embed(tokens, places), 0
             state = residual.begin(embed, places)
@@ -156,15 +159,13 @@ class Transformer(TextInterface, HookedRoot):
             embed, first = resume.embed, resume.layer
             state = resume.state(residual, places)
         if record is not None:
-            record.tokens, record.embed, record.valid = tokens, embed, mask
-            record.first_values = places.first_values
+            record.embed, record.first_values = embed, places.first_values
         for layer, block in enumerate(self.blocks[: self._depth(stop_at_layer)][first:], start=first):
             assert isinstance(block, Block)
             for sites in self._together(block.sites):
                 seen = []
                 for site in sites:
-                    gates = residual.read_gates(state, site)
-                    state = self._observe(residual.enter(state, site, gates), site)
+                    state, gates = self._reach(state, site)
                     reads = residual.read(state, site, gates)
                     if record is not None:
                         record.reaches(site, gates, reads)
@@ -206,6 +207,15 @@ class Transformer(TextInterface, HookedRoot):
     def _together(self, sites: tuple[Site, ...]) -> Iterable[tuple[Site, ...]]:
         """Sites that read before any of them writes: one at a time, or the whole block where it is parallel."""
         return (sites,) if self.cfg.block == "parallel" else ((site,) for site in sites)
+
+    def _reach(self, state: Any, site: Site) -> tuple[Any, Gates]:
+        """The state as `site` reads it, and the gates of that read, which are made of the state that hooks have seen;
+        but where the read replaces the state, hooks see what it was replaced with."""
+        residual = self.residual
+        replaces = type(residual).enter is not ResidualSystem.enter
+        state = state if replaces else self._observe(state, site)
+        gates = residual.read_gates(state, site)
+        return (self._observe(residual.enter(state, site, gates), site) if replaces else state), gates
 
     def _observe(self, state: Any, site: Site) -> Any:
         """Where the system carries one single stream, it passes transformer-lens's names for it."""
@@ -308,10 +318,14 @@ class Transformer(TextInterface, HookedRoot):
     def logit_shares(self, parts: Tensor, read: Tensor) -> Tensor:
         """What parts [..., B, T, D] of the last read [B, T, D] add to the logits [..., B, T, vocab], by the recorded
         scale of the final norm; with `logit_bias` they sum to the logits. ValueError where the head is not linear."""
+        shares = self.normed_shares(parts, read)
+        return shares @ self.W_U.to(shares.dtype)
+
+    def normed_shares(self, parts: Tensor, read: Tensor) -> Tensor:
+        """The same before the unembedding: [..., B, T, D]; times W_U they are `logit_shares`."""
         if not self.unembed.is_linear:
             raise ValueError("The logits of a masked-language-model head are not a sum of shares of the last read.")
-        shares = self.ln_final.share(parts, self.ln_final.scale(read))
-        return shares @ self.W_U.to(shares.dtype)
+        return self.ln_final.share(parts, self.ln_final.scale(read))
 
     @property
     def logit_bias(self) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 import t2lens
 from t2lens.config import Attention, ModelConfig, ShortSWA
-from t2lens.residual import AttnRes
+from t2lens.residual import AttnRes, DeepDelta, HyperConnections, OpenAttnRes
 from t2lens.sublayers import DecodingCache
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
@@ -254,3 +254,23 @@ def test_contributions_refuse_what_no_write_accounts_for(name):
     model.add_hook(name, lambda x, hook: x + 5.0)
     with pytest.raises(ValueError, match="no write accounts for it"):
         t2lens.contributions(model, tokens, read="1.mlp")
+
+
+@pytest.mark.parametrize(
+    ("system", "stream", "gate"),
+    [
+        (OpenAttnRes(gate="sigmoid_vector"), "resid", "hook_depth_attn_mlp"),
+        (OpenAttnRes(gate="sigmoid_vector"), "resid", "hook_depth_gate_mlp"),
+        (HyperConnections(n_streams=3), "streams", "hook_depth_attn_mlp"),
+        (HyperConnections(n_streams=3), "streams", "hc_mlp.hook_post"),
+        (DeepDelta(), "resid", "ddl_mlp.hook_beta"),
+    ],
+)
+def test_gates_of_a_read_are_made_of_the_stream_that_hooks_have_edited(system, stream, gate):
+    model, tokens = tiny("standard", seed=5, residual=system), random_tokens(5)
+    stretch = (f"blocks.1.hook_{stream}_mid", lambda x, hook: x * torch.linspace(0.5, 2, 16, dtype=x.dtype))
+    with torch.no_grad():
+        plain = model.run_with_cache(tokens)[1][f"blocks.1.{gate}"]
+        with model.hooks([stretch]):
+            stretched = model.run_with_cache(tokens)[1][f"blocks.1.{gate}"]
+    assert (stretched - plain).abs().max() > 1e-4
