@@ -20,7 +20,7 @@ from t2lens.residual import Read, by_way
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["Trace", "load_trace", "trace"]
+__all__ = ["Trace", "load_trace", "source_order", "trace"]
 
 _FORMAT = "t2lens trace 1"
 _TOP = 5  # predicted tokens kept per position
@@ -279,7 +279,7 @@ def _variables(
     form: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     residual, n_pos = model.residual, tokens.shape[1]
-    sources = _source_order(model)
+    sources = source_order(model)
     reads = [read.name for read in model.reads]
     dtype = np.float64 if logits.dtype == torch.float64 else np.float32
     weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
@@ -375,7 +375,7 @@ def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor
     return found
 
 
-def _source_order(model: Transformer) -> list[str]:
+def source_order(model: Transformer) -> list[str]:
     """Every source of every read, in the order of writing; those whose content moves (a partial sum) come last."""
     held: dict[str, set[tuple[str, ...]]] = {}
     for read in model.reads:

@@ -9,7 +9,18 @@ from importlib import import_module
 from typing import Any
 
 _HOMES: dict[str, str] = {
+    "routing_advantage": "t2lens.analysis.advantage",
+    "audit_ddl": "t2lens.analysis.ddl_audit",
+    "attribution_patching": "t2lens.analysis.patching",
+    "patch_activations": "t2lens.analysis.patching",
+    "ablate_families": "t2lens.analysis.families",
+    "ablate_streams": "t2lens.analysis.streams",
+    "attribute_logits": "t2lens.analysis.attribution",
+    "attribute_loss": "t2lens.analysis.attribution",
     "Finding": "t2lens.analysis.finding",
+    "logit_lens": "t2lens.analysis.lens",
+    "rollout": "t2lens.analysis.flow",
+    "top_paths": "t2lens.analysis.paths",
 }
 
 __all__ = list(_HOMES)

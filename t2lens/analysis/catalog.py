@@ -55,7 +55,154 @@ class Analysis:
         return getattr(import_module(module), name)(model, input, **given)
 
 
-ANALYSES: tuple[Analysis, ...] = ()
+_PATCHING = (
+    Option(name="other", kind="text", help="The corrupted prompt, which takes activations of the clean one."),
+    Option(
+        name="what",
+        kind="choice",
+        help="What is patched.",
+        default="atom",
+        choices=("atom", "read", "depth_weight", "head", "stream"),
+    ),
+    Option(
+        name="metric",
+        kind="choice",
+        help="What is measured.",
+        default="logit_diff",
+        choices=("logit_diff", "loss", "probability", "kl"),
+    ),
+    Option(name="answer", kind="token", help="The token that the clean prompt calls for (default: its likeliest)."),
+    Option(name="wrong", kind="token", help="The token that the corrupted one calls for (default: its likeliest)."),
+    Option(name="position", kind="position", help="Where the prediction is measured (default: after the last token)."),
+    Option(
+        name="alignment",
+        kind="word",
+        help="Prompts of different lengths: left, right, or clean:corrupted positions as 0:0,2:3.",
+    ),
+)
+_SEED = Option(name="seed", kind="count", help="Of the bootstrap intervals.", default=0)
+
+
+_BY = Option(
+    name="by",
+    kind="choice",
+    help="Whole atoms, or attention atoms in heads.",
+    default="atom",
+    choices=("atom", "head"),
+)
+_FORM = Option(
+    name="form",
+    kind="choice",
+    help="How erasing is attributed; operator: Deep Delta Learning only.",
+    default="additive",
+    choices=("additive", "operator"),
+)
+
+ANALYSES: tuple[Analysis, ...] = (
+    Analysis(
+        key="logits",
+        title="Logit attribution",
+        group="attribution",
+        what="What each atom, or each head, adds to the logit of one token; the shares and a bias sum to it.",
+        function="t2lens.analysis.attribution:attribute_logits",
+        options=(
+            Option(name="pos", kind="position", help="Which position predicts; -1 is the last.", default=-1),
+            Option(name="token", kind="token", help="The token; left out: the likeliest next one."),
+            Option(name="against", kind="token", help="Another token: attribute the logit difference to it."),
+            _BY,
+            _FORM,
+        ),
+    ),
+    Analysis(
+        key="loss",
+        title="Loss attribution",
+        group="attribution",
+        what="What each atom, or each head, adds to every token's loss; with log V the shares sum to it.",
+        function="t2lens.analysis.attribution:attribute_loss",
+        options=(_BY, _FORM),
+        texts=True,
+    ),
+    Analysis(
+        key="lens",
+        title="Logit lens",
+        group="attribution",
+        what="What every read, and every stream, would predict if the readout read it.",
+        function="t2lens.analysis.lens:logit_lens",
+        options=(
+            Option(name="top", kind="count", help="How many of the likeliest tokens are kept.", default=5),
+            Option(name="target", kind="token", help="Follow this token; left out: the true next one."),
+        ),
+    ),
+    Analysis(
+        key="advantage",
+        title="Routing advantage",
+        group="routes",
+        what="Which routes training would strengthen or weaken: dL/ds of each attention score, on both axes.",
+        function="t2lens.analysis.advantage:routing_advantage",
+        options=(
+            Option(
+                name="axis", kind="choice", help="Which axis.", default="both", choices=("both", "sequence", "depth")
+            ),
+            Option(name="position", kind="position", help="L is the loss of the prediction here (default: the mean)."),
+        ),
+    ),
+    Analysis(
+        key="families",
+        title="Source families: mass and effect",
+        group="routes",
+        what="Mask one family of sources in all reads of one kind and depth: does its mass say what it does?",
+        function="t2lens.analysis.families:ablate_families",
+        options=(_SEED,),
+        texts=True,
+    ),
+    Analysis(
+        key="streams",
+        title="Streams: ablate and rescue",
+        group="routes",
+        what="Take the streams of Hyper-Connections away and let others stand in: does similarity say who can?",
+        function="t2lens.analysis.streams:ablate_streams",
+        options=(
+            Option(
+                name="by",
+                kind="choice",
+                help="What an ablated stream becomes.",
+                default="zero",
+                choices=("zero", "mean"),
+            ),
+            _SEED,
+        ),
+        texts=True,
+        systems=("hyper-connections",),
+    ),
+    Analysis(
+        key="patch",
+        title="Activation patching",
+        group="routes",
+        what="Put activations of one prompt into the run on another, place by place: what brings its answer back?",
+        function="t2lens.analysis.patching:patch_activations",
+        options=(
+            *_PATCHING,
+            Option(
+                name="positions",
+                kind="choice",
+                help="Each position for itself, or all at once.",
+                default="each",
+                choices=("each", "all"),
+            ),
+        ),
+    ),
+    Analysis(
+        key="attribution-patch",
+        title="Attribution patching",
+        group="routes",
+        what="The gradient's estimate of activation patching, everywhere at once.",
+        function="t2lens.analysis.patching:attribution_patching",
+        options=(
+            *_PATCHING,
+            Option(name="compare", kind="flag", help="Patch as well, and report how far the two agree.", default=False),
+        ),
+    ),
+)
 
 
 def analysis(key: str) -> Analysis:

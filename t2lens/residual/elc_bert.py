@@ -226,7 +226,8 @@ class StaticSoftmaxReads(ResidualSystem):
 _SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "layer": rms_scale,  # of a source that is centred already
     "rms": rms_scale,
-    "l2": lambda x, eps: rms_scale(x, 0.0).clamp(min=eps**0.5),  # |x| / sqrt(d)
+    # |x| / sqrt(d), bounded before the root, which has no derivative at the zeros of padding
+    "l2": lambda x, eps: wide(x).square().mean(dim=-1, keepdim=True).clamp(min=eps).sqrt(),
 }
 
 
