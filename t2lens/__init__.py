@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from t2lens import config as config
     from t2lens import residual as residual
     from t2lens.config import ModelConfig as ModelConfig
+    from t2lens.edits import Edit as Edit
+    from t2lens.edits import edited as edited
     from t2lens.mixing import contributions as contributions
     from t2lens.mixing import mixing_matrix as mixing_matrix
     from t2lens.model import build as build
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Edit": "t2lens.edits",
+    "edited": "t2lens.edits",
     "ModelConfig": "t2lens.config",
     "build": "t2lens.model",
     "capture": "t2lens.store",
@@ -42,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Edit",
     "ModelConfig",
     "Trace",
     "__version__",
@@ -50,6 +55,7 @@ __all__ = [
     "config",
     "contributions",
     "duality",
+    "edited",
     "list_models",
     "load",
     "load_trace",

@@ -1,4 +1,4 @@
-"""Edits: interventions as data."""
+"""The one rule by which depth weights are taken away."""
 
 from __future__ import annotations
 
