@@ -137,10 +137,12 @@ class ActivationCache(LensCache):
                 f"{helper} needs the model, which a cache read from a file has not; set cache.model first."
             )
         if not getattr(self.model, "stream_is_additive", False):
+            instead = "t2lens.contributions(model, tokens, read=...) or cache.depth_decompose(read)"
+            if helper == "logit_attrs":
+                instead = f"t2lens.analysis.attribute_logits(model, tokens), {instead}"
             raise NotAdditiveError(
                 f"{helper} takes the residual stream for a plain sum of what was written to it, which it is "
-                "not in this model; use t2lens.contributions(model, tokens, read=...) or "
-                "cache.depth_decompose(read) instead, which are exact here."
+                f"not in this model; use {instead} instead, which are exact here."
             )
 
     def _locals(self, n_layers: int) -> list[str]:

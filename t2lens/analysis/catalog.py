@@ -202,6 +202,18 @@ ANALYSES: tuple[Analysis, ...] = (
             Option(name="compare", kind="flag", help="Patch as well, and report how far the two agree.", default=False),
         ),
     ),
+    Analysis(
+        key="ddl",
+        title="DDL audit",
+        group="gates",
+        what="Regimes of beta, errors and energies, reuse of directions, transport to the readout, counterfactuals.",
+        function="t2lens.analysis.ddl_audit:audit_ddl",
+        options=(
+            Option(name="counterfactuals", kind="flag", help="Run other gates in place of the model's.", default=True),
+        ),
+        texts=True,
+        systems=("ddl",),
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["Batch", "read_batch"]
+__all__ = ["Batch", "read_batch", "token_id"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,28 @@ def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, lo
         if not bool(batch.predicts.any()):
             raise ValueError("A next-token loss needs at least two tokens in a sequence.")
     return batch
+
+
+def token_id(model: Transformer, token: str | int) -> int:
+    """The id of a token that is given as its text or its id; a model without tokenizer takes an id as text too.
+
+    Raises:
+        ValueError: a text that is not exactly one token (the message says which tokens it is), or no id of this model.
+        TypeError: neither a text nor a whole number.
+    """
+    if isinstance(token, str) and model.tokenizer is None and token.strip().lstrip("-").isdecimal():
+        token = int(token)
+    if isinstance(token, str):
+        pieces = model.to_str_tokens(token, prepend_bos=False)
+        if len(pieces) != 1:
+            said = f"the tokens {', '.join(map(repr, pieces))}; name one of them" if pieces else "no token"
+            raise ValueError(f"{token!r} is not one token of this model but {said}.")
+        return model.to_single_token(token)
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise TypeError(f"A token is its text or its id, not {type(token).__name__}.")
+    if not 0 <= int(token) < model.cfg.d_vocab:
+        raise ValueError(f"Token id {int(token)} is outside the vocabulary 0..{model.cfg.d_vocab - 1}.")
+    return int(token)
 
 
 def _texts(input: Any) -> list[str] | None:

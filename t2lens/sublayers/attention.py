@@ -11,7 +11,7 @@ from t2lens.config import Attention as AttentionConfig
 from t2lens.config import Canon
 from t2lens.hooks import HookPoint
 from t2lens.ordered_attention import ordered_attention
-from t2lens.sublayers.norms import rms_scale
+from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places, rotate
 from t2lens.sublayers.short_conv import LocalConv
 from t2lens.sublayers.values import KVShift, ValueResidual
@@ -128,6 +128,18 @@ class Attention(nn.Module):
         """[B, T, D] from the heads z [B, T, H, K]."""
         return self.output(z.flatten(-2))
 
+    def by_head(self, z: Tensor, gate: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[H + 1, B, T, D]: what each head wrote, and what is constant, of a pass with these z [B, T, H, K] (and this
+        gate, where there is one); they sum to the output. In at least float32."""
+        heads = torch.einsum("bthk,hkd->hbtd", wide(z), wide(self.W_O))
+        return torch.cat([heads, wide(self.output_bias).expand_as(heads[:1])])
+
+    @property
+    def output_bias(self) -> Tensor:
+        """[D]: the bias of the output projection."""
+        bias = self.output.bias
+        return self.output.weight.new_zeros(self.output.out_features) if bias is None else bias
+
     def _before_rope(self, q: Tensor, k: Tensor, v: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
         """QK norm where it stands before RoPE, Canon B, and the value residual."""
         if self.cfg.qk_norm in ("head", "joined"):
@@ -181,5 +193,4 @@ class Attention(nn.Module):
     @property
     def b_O(self) -> Tensor:
         """[D]"""
-        bias = self.output.bias
-        return self.output.weight.new_zeros(self.output.out_features) if bias is None else bias
+        return self.output_bias

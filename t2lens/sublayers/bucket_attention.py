@@ -23,7 +23,7 @@ from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import Norm as NormConfig
 from t2lens.hooks import HookPoint
 from t2lens.sublayers.attention import Attention
-from t2lens.sublayers.norms import Norm, centred, rms_scale
+from t2lens.sublayers.norms import Norm, centred, rms_scale, wide
 from t2lens.sublayers.positions import Places
 
 __all__ = ["BucketAttention", "RelativeTable", "buckets"]
@@ -109,6 +109,20 @@ class BucketAttention(Attention):
             return self.post_norm(super()._write(z, v_read))
         gate = self.hook_gate(F.gelu(self.gate(v_read)).view_as(z))
         return self.output(self.mid_norm((z * gate).flatten(-2)))
+
+    def by_head(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
+        """As in `Attention`: the norm at the output is linear at the scale of this pass."""
+        if self.cfg.output == "post_norm":
+            parts = super().by_head(z)
+            parts = self.post_norm.share(parts, self.post_norm.scale(parts.sum(dim=0)))
+            bias = self.post_norm.b
+            return parts if bias is None else torch.cat([parts[:-1], parts[-1:] + bias])
+        assert gate is not None
+        mixed = wide(z) * wide(gate)
+        one_head = torch.eye(self.cfg.n_heads, device=z.device, dtype=mixed.dtype)[:, None, None, :, None]
+        alone = self.mid_norm.share((mixed * one_head).flatten(-2), self.mid_norm.scale(mixed.flatten(-2)))
+        heads = alone @ self.output.weight.T.to(alone.dtype)  # of all heads' z: the norm's mean runs over them
+        return torch.cat([heads, wide(self.output_bias).expand_as(heads[:1])])
 
     @property
     def b_O(self) -> Tensor:

@@ -1,0 +1,236 @@
+"""Logit lens on every read: what the readout would say of what each sublayer reads.
+
+    lens = unembed(ln_final(read))      loss = -log p[target]
+    KL(final || lens) = sum over tokens of p_final (log p_final - log p_lens)
+
+The logit lens (nostalgebraist 2020) looks at the carried stream between blocks. Where reads are mixtures over depth
+there is no one stream, so the lens is put on every read, each way by itself; the read at "out" is the model's own
+prediction. In Hyper-Connections, what is carried are streams: there the lens is put on each stream after every block
+too, as the readout would take it, and on the mixture that the readout would make of all of them there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from t2lens.analysis.finding import Chart, Finding, Value
+from t2lens.analysis.inputs import Batch, read_batch
+from t2lens.analysis.layout import chosen_tokens, per_token, put, token_axes, token_coords, word
+from t2lens.analysis.progress import progress
+from t2lens.mixing import ForwardRecord
+from t2lens.residual.hyper_connections import HyperConnected
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["logit_lens"]
+
+_ENTRIES = 2**22  # numbers of one float64 tensor [positions, vocab]
+
+_MEANING = {
+    "probability": ("probability that the lens gives the target", "probability"),
+    "loss": ("-log of that probability", "nats"),
+    "rank": ("place of the target among all tokens, 1 is the likeliest", "place"),
+    "entropy": ("entropy of the prediction", "nats"),
+    "kl": ("KL(final || lens): what is missing to the model's own prediction", "nats"),
+}
+
+
+@torch.no_grad()
+def logit_lens(
+    model: Transformer,
+    input: Any,
+    *,
+    attention_mask: Any = None,
+    top: int = 5,
+    target: Any = None,
+) -> Finding:
+    """What every read predicts when it goes straight to the final norm and the unembedding.
+
+        lens = unembed(ln_final(read)),   KL(final || lens) = sum over tokens of p_final (log p_final - log p_lens)
+
+    The logit lens (nostalgebraist 2020) on each read of the depth axis, each way by itself ("3.attn.q"); the read
+    "out" is the model's prediction. The norm's scale is the read's own. An expanded state is seen as it is read
+    (compressed). Hyper-Connections have a lens on each stream after every block as well, and on "all", the mixture
+    that the readout would make of the streams there.
+
+    Args:
+        input: text, list of texts, or token ids [pos] or [batch, pos] (with `attention_mask`).
+        top: how many of the likeliest tokens are kept.
+        target: a token (text or id; one, or one for each sequence) whose probability and rank are followed at every
+            position; by default the true next token at each.
+
+    Returns:
+        A Finding. Its dataset (with an axis `sequence` in front of `pos` where there are several; NaN at padding):
+
+            probability, loss, rank(read, pos)   of the target; NaN where there is none; loss in nats
+            entropy, kl(read, pos)               nats, kl from the model's own prediction
+            top_probability, top_id, top_token(read, pos, k)   the likeliest tokens
+            stream_probability, ... (block, stream, pos)       Hyper-Connections: the same of each stream
+
+    Raises:
+        ValueError: top below 1, a target that is no token of the model.
+
+    Example:
+        >>> import t2lens
+        >>> from t2lens.analysis import logit_lens
+        >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
+        >>> finding = logit_lens(model, [0, 7, 3])
+        >>> finding["kl"].sel(read="out").values.tolist()
+        [0.0, 0.0, 0.0]
+    """
+    batch = read_batch(model, input, attention_mask)
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise ValueError(f"top must be a whole number from 1 on, not {top!r}.")
+    top = min(top, model.cfg.d_vocab)
+    followed = chosen_tokens(model, batch, target, "target")
+    record, streams = _record(model, batch)
+    wanted = batch.next_tokens if followed is None else followed[:, None].expand(batch.tokens.shape)
+    # a bidirectional model has seen the next token: there is nothing to follow unless it is named
+    known = batch.valid if followed is not None else batch.predicts & model.cfg.causal
+    reads = [read.name for read in model.reads]
+    looks = {name: record.read(name) for name in reads}
+    for block, state in enumerate(streams):
+        looks |= {f"block {block}, {name}": x for name, x in _stream_reads(model.residual, state).items()}
+    found = _measure(model, batch, record.read("out"), list(looks.values()), wanted, known, top)
+    words = {i: "" if i < 0 else word(model, i) for i in found["top_id"].unique().tolist()}
+
+    axes, n = token_axes(batch), len(reads)
+    data = xr.Dataset(coords={"read": reads, "k": np.arange(top), **token_coords(batch)})
+    for name, (meaning, unit) in _MEANING.items():
+        put(data, name, ("read", *axes), per_token(found[name][:n], batch), meaning, unit)
+    best = {name: per_token(found[f"top_{name}"][:n], batch, -3) for name in ("probability", "id")}
+    spelled = np.array([words[i] for i in best["id"].ravel().tolist()], dtype=str).reshape(best["id"].shape)
+    of_top, which = ("read", *axes, "k"), "the likeliest tokens, likeliest first"
+    put(data, "top_probability", of_top, best["probability"], f"probability of {which}", "probability")
+    put(data, "top_id", of_top, best["id"], f"ids of {which}; -1 at padding")
+    put(data, "top_token", of_top, spelled, which)
+    if streams:
+        names = [f"stream{i}" for i in range(streams[0].shape[-2])] + ["all"]
+        data = data.assign_coords(block=np.arange(len(streams)), stream=names)
+        for name, (meaning, unit) in _MEANING.items():
+            table = found[name][n:].unflatten(0, (len(streams), len(names)))
+            put(data, f"stream_{name}", ("block", "stream", *axes), per_token(table, batch), meaning, unit)
+    charts = [Chart(kind="heat", variable=name, x="pos", y="read") for name in ("kl", "entropy")]
+    charts += [Chart(kind="heat", variable="loss", x="pos", y="read")] if bool(known.any()) else []
+    charts += [Chart(kind="heat", variable="stream_kl", x="block", y="stream")] if streams else []
+    return Finding(
+        title="Logit lens on every read" + ("" if followed is None else f", following {_named(model, followed)}"),
+        dataset=data,
+        columns=("read", "top token", "probability", "loss (nats)", "median rank", "entropy (nats)", "KL (nats)"),
+        rows=tuple(
+            _row(name, batch, {key: x[i] for key, x in found.items()}, known, words) for i, name in enumerate(looks)
+        ),
+        notes=tuple(_notes(model, batch, followed, known)),
+        charts=tuple(charts),
+    )
+
+
+def _notes(model: Transformer, batch: Batch, followed: Tensor | None, known: Tensor) -> list[str]:
+    n, every = int(known.sum()), int(batch.valid.sum())
+    if followed is not None:
+        what = f"Loss and rank are those of {_named(model, followed)}, over n = {n} positions"
+    elif n:
+        what = f"Loss and rank are those of the true next token, over n = {n} positions that have one"
+    else:
+        what = "Loss and rank have no value: no position has a next token to predict"
+    where = "the last position" if len(batch.tokens) == 1 else "the last position of the first sequence"
+    said = [
+        f"{what}; entropy and KL are means over n = {every} positions; padding is left out.",
+        f"Top token and probability are those at {where}.",
+        "Each read goes through the final norm at its own scale, and the unembedding. KL is from the model's own "
+        'prediction (the read "out") to the lens.',
+    ]
+    if isinstance(model.residual, HyperConnected):
+        said.append(
+            'Streams are taken after each block as the readout would take them; "all" is the readout\'s own mixture of '
+            "them there. Reads at sublayers are mixtures of streams."
+        )
+    if model.ln_final.cfg.kind == "none":
+        said.append("The final norm of this model divides by nothing, so a lens on a read keeps the read's size.")
+    return [*said, *batch.notices]
+
+
+def _named(model: Transformer, followed: Tensor) -> str:
+    """What is followed, in words."""
+    first = int(followed[0])
+    return repr(word(model, first)) if bool((followed == first).all()) else "one token for each sequence"
+
+
+def _record(model: Transformer, batch: Batch) -> tuple[ForwardRecord, list[Tensor]]:
+    """The record of a pass, and in Hyper-Connections the streams [B, T, n, D] after every block."""
+    if not isinstance(model.residual, HyperConnected):
+        return model.record(batch.tokens, batch.mask), []
+    record = ForwardRecord()
+    names = [f"blocks.{layer}.hook_streams_post" for layer in range(model.cfg.n_layers)]
+    _, tensors = model.run_with_cache(
+        batch.tokens, batch.mask, names_filter=names, return_cache_object=False, record=record
+    )
+    return record, [tensors[name] for name in names]
+
+
+def _stream_reads(residual: Any, state: Tensor) -> dict[str, Tensor]:
+    """name -> [B, T, D]: what the readout would read of each stream alone, and of all of them ("all")."""
+    site = residual.sites[-1]
+    weights = residual.read_gates(state, site)["weights"]
+    one = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    alone = {f"stream{i}": residual.read(state, site, {"weights": weights * row}) for i, row in enumerate(one)}
+    return {**alone, "all": residual.read(state, site, {"weights": weights})}
+
+
+def _measure(
+    model: Transformer, batch: Batch, last: Tensor, looks: list[Tensor], wanted: Tensor, known: Tensor, top: int
+) -> dict[str, Tensor]:
+    """Every number of every look: [look, B, T] (top_*: [look, B, T, top]), a few positions at a time."""
+    shape = (len(looks), *batch.tokens.shape)
+    found = {name: last.new_full(shape, torch.nan, dtype=torch.float64) for name in _MEANING}
+    found["top_probability"] = last.new_full((*shape, top), torch.nan, dtype=torch.float64)
+    found["top_id"] = last.new_full((*shape, top), -1, dtype=torch.int64)
+    rows, columns = batch.valid.nonzero(as_tuple=True)
+    size = max(1, _ENTRIES // model.cfg.d_vocab)
+    chunks = [slice(first, first + size) for first in range(0, len(rows), size)]
+
+    def logprob(x: Tensor) -> Tensor:
+        return model.unembed(model.ln_final(x.unsqueeze(0)))[0].double().log_softmax(dim=-1)
+
+    total = len(chunks) * len(looks)
+    for step in progress(range(total), "Logit lens", total):
+        chunk, i = chunks[step // len(looks)], step % len(looks)
+        at = (rows[chunk], columns[chunk])
+        if i == 0:
+            final, target, has = logprob(last[at]), wanted[at].unsqueeze(-1), known[at]
+        own = final if looks[i] is last else logprob(looks[i][at])
+        p = own.exp()
+        of_target = own.gather(-1, target)
+        values = {
+            "probability": torch.where(has, of_target.exp().squeeze(-1), torch.nan),
+            "loss": torch.where(has, -of_target.squeeze(-1), torch.nan),
+            "rank": torch.where(has, 1 + (own > of_target).sum(dim=-1).double(), torch.nan),
+            "entropy": -(p * own).sum(dim=-1),
+            "kl": (final.exp() * (final - own)).sum(dim=-1).clamp(min=0.0),
+        }
+        best = own.topk(top, dim=-1)
+        values |= {"top_probability": best.values.exp(), "top_id": best.indices}
+        for name, value in values.items():
+            found[name][i][at] = value
+    return found
+
+
+def _row(name: str, batch: Batch, look: dict[str, Tensor], known: Tensor, words: dict[int, str]) -> tuple[Value, ...]:
+    """The row of one look in the table."""
+    end = (0, int(batch.valid[0].nonzero()[-1]))  # the last token of the first sequence
+    follows = bool(known.any())
+    return (
+        name,
+        words[int(look["top_id"][end][0])],
+        float(look["top_probability"][end][0]),
+        float(look["loss"][known].mean()) if follows else None,
+        float(look["rank"][known].median()) if follows else None,
+        float(look["entropy"][batch.valid].mean()),
+        float(look["kl"][batch.valid].mean()),
+    )
