@@ -5,6 +5,7 @@ on stderr and exit code 2; files appear complete or not at all. `root` holds the
 """
 
 from t2lens.cli import analyze as analyze
+from t2lens.cli import audit as audit
 from t2lens.cli import models as models
 from t2lens.cli import run as run
 from t2lens.cli import trace as trace

@@ -1,0 +1,234 @@
+"""Plain SVG figures for reports: axes, bands, bars, dots and maps drawn from numpy, with no script and no library.
+
+A `Plot` is one drawing area with its axes; `row` sets several beside each other. Marks carry their numbers as SVG
+titles, which browsers show when hovered. What does not exist (NaN) is not drawn.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t2lens.viz.labels import fmt
+from t2lens.viz.panels import COOL, FONT, HAIR, INK, MUTE
+
+__all__ = ["Plot", "heat", "row"]
+
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 34
+TEXT = 10.5  # points of tick labels
+
+
+def _say(text: Any) -> str:
+    return html.escape(str(text))
+
+
+class Plot:
+    """A drawing area of width x height pixels over xlim x ylim; y may be logarithmic (then limits are positive)."""
+
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        xlim: tuple[float, float],
+        ylim: tuple[float, float],
+        *,
+        title: str = "",
+        ylabel: str = "",
+        xlabel: str = "",
+        log: bool = False,
+        bottom: int = BOTTOM,
+        left: int = LEFT,
+    ) -> None:
+        self.inner_w, self.inner_h = width - left - RIGHT, height - TOP - bottom
+        self.width, self.height, self.left, self.xlim, self.log = width, height, left, xlim, log
+        low, high = (math.log10(v) for v in ylim) if log else ylim
+        self.ylim = (low, high if high > low else low + 1)
+        self.marks: list[str] = []
+        self._words(title, xlabel, ylabel)
+
+    # --- coordinates
+    def x(self, value: float) -> float:
+        low, high = self.xlim
+        return self.left + (value - low) / (high - low) * self.inner_w
+
+    def y(self, value: float) -> float:
+        value = math.log10(max(value, 1e-300)) if self.log else value
+        low, high = self.ylim
+        return TOP + (1 - min(max((value - low) / (high - low), 0.0), 1.0)) * self.inner_h
+
+    # --- axes
+    def _words(self, title: str, xlabel: str, ylabel: str) -> None:
+        if title:
+            self.text(self.left, TOP - 8, title, size=11.5, color=INK, weight=600)
+        middle = TOP + self.inner_h / 2
+        if ylabel:
+            self.marks.append(
+                f'<text transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle" '
+                f'font-size="{TEXT}" fill="{MUTE}">{_say(ylabel)}</text>'
+            )
+        if xlabel:
+            self.text(self.left + self.inner_w / 2, self.height - 3, xlabel, anchor="middle")
+        base = TOP + self.inner_h
+        self.marks.append(
+            f'<path d="M{self.left} {TOP}V{base}H{self.left + self.inner_w}" fill="none" stroke="{HAIR}"/>'
+        )
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = TEXT,
+        color: str = MUTE,
+        anchor: str = "start",
+        weight: int = 400,
+    ) -> None:
+        bold = f' font-weight="{weight}"' if weight != 400 else ""
+        self.marks.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}"{bold}>'
+            f"{_say(words)}</text>"
+        )
+
+    def yticks(self, values: Sequence[float] | None = None) -> Plot:
+        """Ticks at round values (or at those given), with hairlines across."""
+        for value in _round_ticks(*self.ylim, log=self.log) if values is None else values:
+            at = self.y(value)
+            self.marks.append(
+                f'<path d="M{self.left} {at:.1f}h{self.inner_w}" stroke="{HAIR}" stroke-width=".6" '
+                'stroke-dasharray="1 3"/>'
+            )
+            self.text(self.left - 5, at + 3.5, fmt(value, 3), anchor="end")
+        return self
+
+    def xticks(self, values: Sequence[float], words: Sequence[str] | None = None, *, turned: bool = False) -> Plot:
+        base = TOP + self.inner_h
+        step = max(1, math.ceil(len(values) * 13 / max(self.inner_w, 1))) if turned else 1
+        for value, word in list(zip(values, words or [fmt(v, 3) for v in values], strict=True))[::step]:
+            at = self.x(value)
+            self.marks.append(f'<path d="M{at:.1f} {base}v3" stroke="{HAIR}"/>')
+            if turned:
+                self.marks.append(
+                    f'<text transform="translate({at + 3.5:.1f} {base + 6}) rotate(-90)" text-anchor="end" '
+                    f'font-size="{TEXT - 1}" fill="{MUTE}">{_say(word)}</text>'
+                )
+            else:
+                self.text(at, base + 14, word, anchor="middle")
+        return self
+
+    # --- marks
+    def line_at(self, value: float, *, across: bool = True, color: str = MUTE, dash: str = "") -> Plot:
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        path = (
+            f"M{self.left} {self.y(value):.1f}h{self.inner_w}"
+            if across
+            else f"M{self.x(value):.1f} {TOP}v{self.inner_h}"
+        )
+        self.marks.append(f'<path d="{path}" stroke="{color}" stroke-width=".8"{dashes}/>')
+        return self
+
+    def band(self, xs: Any, low: Any, high: Any, color: str, opacity: float = 0.25) -> Plot:
+        """The area between two lines."""
+        ends = [(x, a, b) for x, a, b in zip(xs, low, high, strict=True) if np.isfinite(a) and np.isfinite(b)]
+        if ends:
+            there = " ".join(f"{self.x(x):.1f},{self.y(b):.1f}" for x, _, b in ends)
+            back = " ".join(f"{self.x(x):.1f},{self.y(a):.1f}" for x, a, _ in reversed(ends))
+            self.marks.append(f'<polygon points="{there} {back}" fill="{color}" fill-opacity="{opacity}"/>')
+        return self
+
+    def line(self, xs: Any, ys: Any, color: str, *, width: float = 1.6) -> Plot:
+        points = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in zip(xs, ys, strict=True) if np.isfinite(y))
+        self.marks.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>')
+        return self
+
+    def dots(self, xs: Any, ys: Any, color: str, words: Sequence[str] | None = None, *, radius: float = 2.8) -> Plot:
+        for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            if np.isfinite(y):
+                hover = f"<title>{_say(f'{words[i]}: ' if words else '')}{_say(fmt(float(y)))}</title>"
+                self.marks.append(
+                    f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}" fill="{color}">{hover}</circle>'
+                )
+        return self
+
+    def whiskers(self, xs: Any, low: Any, high: Any, color: str) -> Plot:
+        for x, a, b in zip(xs, low, high, strict=True):
+            if np.isfinite(a) and np.isfinite(b):
+                self.marks.append(f'<path d="M{self.x(x):.1f} {self.y(a):.1f}V{self.y(b):.1f}" stroke="{color}"/>')
+        return self
+
+    def bar(
+        self, x0: float, x1: float, y0: float, y1: float, color: str, hover: str = "", opacity: float = 1.0
+    ) -> Plot:
+        """A rectangle between two places."""
+        if not np.isfinite([x0, x1, y0, y1]).all():
+            return self
+        left, right, top, base = self.x(x0), self.x(x1), self.y(y1), self.y(y0)
+        title = f"<title>{_say(hover)}</title>" if hover else ""
+        self.marks.append(
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0.1):.1f}" '
+            f'height="{max(base - top, 0):.1f}" '
+            f'fill="{color}"{f" fill-opacity={chr(34)}{opacity}{chr(34)}" if opacity < 1 else ""}>{title}</rect>'
+        )
+        return self
+
+    def instead(self, words: str) -> Plot:
+        """Why there is nothing to draw."""
+        self.text(self.left + self.inner_w / 2, TOP + self.inner_h / 2, words, anchor="middle")
+        return self
+
+
+def heat(values: np.ndarray, names: Sequence[str], title: str, *, size: int = 330, most: float | None = None) -> Plot:
+    """A square map of values[row, column] >= 0 in the cool ramp, with its scale at the right; the diagonal is blank."""
+    n = len(names)
+    plot = Plot(size + 60, size, (0, n + n * 60 / max(size - LEFT - RIGHT, 1)), (0, n), title=title, bottom=46)
+    plot.marks.pop()  # no axis lines: the cells end there
+    off = ~np.eye(n, dtype=bool) & np.isfinite(values)
+    top = most if most is not None else float(values[off].max()) if off.any() else 1.0
+    for i, j in zip(*np.nonzero(off), strict=True):
+        color = _ramp(float(values[i, j]) / max(top, 1e-30))
+        plot.bar(j, j + 0.97, i, i + 0.97, color, f"{names[i]}, {names[j]}: {fmt(float(values[i, j]), 3)}")
+    centres = [i + 0.5 for i in range(n)]
+    step = max(1, math.ceil(n / 24))
+    for i in range(0, n, step):
+        plot.text(plot.left - 5, plot.y(centres[i]) + 3.5, names[i], anchor="end", size=TEXT - 1)
+    plot.xticks(centres, names, turned=True)
+    x0 = n * 1.05
+    for i in range(40):
+        plot.bar(x0, x0 + n * 0.03, n * i / 40, n * (i + 1.1) / 40, _ramp((i + 0.5) / 40))
+    for part in (0, 0.5, 1):
+        plot.text(plot.x(x0 + n * 0.045), plot.y(n * part) + 3.5, fmt(top * part, 2), size=TEXT - 1)
+    return plot
+
+
+def row(*plots: Plot, gap: int = 18) -> str:
+    """Plots side by side as one <svg>."""
+    width, height = sum(p.width for p in plots) + gap * (len(plots) - 1), max(p.height for p in plots)
+    parts, x = [], 0
+    for plot in plots:
+        parts.append(f'<g transform="translate({x} 0)">{"".join(plot.marks)}</g>')
+        x += plot.width + gap
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="{FONT}" role="img">{"".join(parts)}</svg>'
+    )
+
+
+def _ramp(f: float) -> str:
+    """The colour at fraction f of the cool ramp."""
+    at = min(max(f, 0.0), 1.0) * (len(COOL) - 1)
+    i = min(int(at), len(COOL) - 2)
+    ends = [[int(color[c : c + 2], 16) for c in (1, 3, 5)] for color in COOL[i : i + 2]]
+    return "#" + "".join(f"{round(a + (at - i) * (b - a)):02x}" for a, b in zip(*ends, strict=True))
+
+
+def _round_ticks(low: float, high: float, *, log: bool) -> list[float]:
+    if log:
+        found = [10.0**e for e in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
+        return found if len(found) > 1 else [10.0**low, *found, 10.0**high]
+    step = 10 ** math.floor(math.log10((high - low) / 3))
+    step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= 5)
+    return [round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
