@@ -78,7 +78,8 @@ _POSITIONS = ("pos", "query_pos")
 def read_wants(
     model: Transformer, what: str | Sequence[str], directions: Mapping[str, Tensor] | None = None
 ) -> tuple[Want, ...]:
-    """The hook points that `what` means in this model, in the order in which they fire, each want once.
+    """The hook points that `what` means in this model, in the order in which they fire, each want once. A role of which
+    this model has nothing (gates, say) is passed over where anything else is left.
 
     Raises KeyError for a name, glob or role that means nothing here (with the nearest), ValueError for a reducer that
     does not exist or does not fit the tensor.
@@ -102,6 +103,8 @@ def read_wants(
             one = Want(name, own)
             _check(one, model.hook_dict[name], directions or {})
             found[one.key] = one
+    if not found:
+        raise KeyError(f"This model ({model.cfg.residual.describe()}) has no {' and no '.join(asked)} to capture.")
     order = {name: i for i, name in enumerate(_firing_order(model))}
     return tuple(sorted(found.values(), key=lambda want: order[want.hook]))
 
@@ -115,10 +118,7 @@ def _firing_order(model: Transformer) -> list[str]:
 def _names(model: Transformer, names: str) -> list[str]:
     if names not in ROLES:
         return resolve_names(names, model.hook_dict)
-    found = _roles(model)[names]
-    if not found:
-        raise KeyError(f"This model ({model.cfg.residual.describe()}) has no {names} to capture.")
-    return found
+    return _roles(model)[names]
 
 
 def _roles(model: Transformer) -> dict[str, list[str]]:

@@ -1,0 +1,119 @@
+"""Documents of a corpus, one at a time: text, jsonl, parquet, a Hugging Face datasets folder, or token ids.
+
+Whatever is wrong is one sentence that names the file and the place in it. Nothing is held beyond a document (a text
+file is one, so a file too large for memory should be jsonl or parquet).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["TOKEN_ID_FILES", "documents", "token_ids"]
+
+TOKEN_ID_FILES = (".npy",)
+_READERS = (".txt", ".jsonl", ".parquet")
+
+
+def documents(source: str | Path, field: str = "text") -> Iterator[str]:
+    """The documents of a file, or of every .txt, .jsonl and .parquet file of a folder in the order of their names, or
+    of a folder that `datasets` saved. Empty ones are passed over.
+
+    Args:
+        field: the entry (jsonl) or column (parquet, datasets) that holds the text.
+
+    Raises:
+        ValueError: no such file, nothing to read, a line or file that is not UTF-8 or not JSON, no such field.
+    """
+    source = Path(source)
+    if not source.exists():
+        raise ValueError(f"There is no file or folder {str(source)!r} to read a corpus from.")
+    if source.is_dir() and (source / "state.json").is_file():
+        files, read = [source], _of_datasets
+    else:
+        files = sorted(p for p in source.rglob("*") if p.suffix in _READERS) if source.is_dir() else [source]
+        read = _of_file
+    if not files or (files[0].suffix not in _READERS and read is _of_file):
+        raise ValueError(f"{str(source)!r} holds no {', '.join(_READERS)} file, and is no datasets folder.")
+    for file in files:
+        for text in read(file, field):
+            if text.strip():
+                yield text
+
+
+def _of_file(file: Path, field: str) -> Iterator[str]:
+    if file.suffix == ".txt":
+        yield _decoded(file.read_bytes(), str(file))
+    elif file.suffix == ".jsonl":
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{file}, line {number}"
+                words = _decoded(line, where)
+                if words.strip():
+                    yield _text(_json(words, where), field, where)
+    else:
+        yield from _of_parquet(file, field)
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start} is {data[error.start]:#04x}).") from None
+
+
+def _json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON ({error}).") from None
+
+
+def _text(row: Any, field: str, where: str) -> str:
+    text = row.get(field) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"{where} has no text in the field {field!r}; it has {has or 'nothing'}.")
+    return text
+
+
+def _of_parquet(file: Path, field: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{file} is not a readable parquet file ({error}).") from None
+    if field not in table.schema_arrow.names:
+        raise ValueError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)}.")
+    n = 0
+    for batch in table.iter_batches(batch_size=64, columns=[field]):
+        for text in batch.column(0).to_pylist():
+            n += 1
+            yield _text({field: text}, field, f"{file}, row {n}")
+
+
+def _of_datasets(folder: Path, field: str) -> Iterator[str]:
+    from datasets import load_from_disk
+
+    data = load_from_disk(str(folder))
+    if field not in (data.column_names or ()):
+        raise ValueError(f"The dataset {folder} has no column {field!r}; it has {data.column_names}.")
+    for n in range(len(data)):
+        yield _text(data[n], field, f"{folder}, row {n}")
+
+
+def token_ids(file: str | Path) -> np.ndarray:
+    """Token ids [sequence, pos] (or [token], one long document) of an .npy file, mapped, not read."""
+    try:
+        ids = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} is not a readable .npy file ({error}).") from None
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2) or not ids.size:
+        raise ValueError(f"{file} must hold whole numbers [token] or [sequence, pos], not {ids.dtype} {ids.shape}.")
+    return ids

@@ -1,0 +1,243 @@
+"""The plan of a run: which model, which tokens, what is captured, and how it is cut into shards.
+
+    RUN/plan.json             this plan; the folder is named after its SHA-256
+    RUN/tokens.npy            [sequence, pos] uint32, documents packed one after the other, BOS in front of each
+    RUN/documents.npy         [document, 2] uint64: first token and number of tokens, counted over all sequences
+    RUN/shards/000042.safetensors       every captured tensor of its sequences, [sequence, pos, ...]
+    RUN/shards/000042.json    the record of that shard, written last: without it the shard is not there
+
+FORMAT.md says the same for readers of other programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from t2lens.files import sync_file, write_file
+from t2lens.store.documents import TOKEN_ID_FILES, documents, token_ids
+from t2lens.store.memory import capture_size
+from t2lens.store.wants import read_wants
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["DTYPES", "FORMAT", "Plan", "fingerprint", "make_run", "parse_plan", "read_plan"]
+
+FORMAT = "t2lens store 1"
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "float64": torch.float64,
+}
+_SHARD_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that decides the bytes of a run, and nothing else.
+
+    model: name and fingerprint (SHA-256 over config and weights). tokens: SHA-256 of tokens.npy and of the tokenizer.
+    what: wants, as they were resolved in the model. dtype: of floating point tensors. tensors: key -> shape of one
+    sequence and dtype. batch_size: sequences per pass (another one would round differently).
+    """
+
+    model: dict[str, str]
+    tokens: dict[str, str]
+    n_sequences: int
+    n_pos: int
+    n_documents: int
+    what: tuple[str, ...]
+    dtype: str | None
+    tensors: dict[str, dict[str, Any]]
+    sequences_per_shard: int
+    batch_size: int
+    threads: int
+    format: str = FORMAT
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return hashlib.sha256(self.to_json()).hexdigest()[:16]
+
+    @property
+    def n_shards(self) -> int:
+        return -(-self.n_sequences // self.sequences_per_shard)
+
+    def rows(self, shard: int) -> range:
+        """The sequences of a shard."""
+        start = shard * self.sequences_per_shard
+        return range(start, min(start + self.sequences_per_shard, self.n_sequences))
+
+
+def read_plan(run: str | Path) -> Plan:
+    """The plan of a run folder. ValueError where there is none, or one of another format."""
+    file = Path(run) / "plan.json"
+    if not file.is_file():
+        raise ValueError(f"{str(run)!r} is no run of t2lens capture: it has no plan.json.")
+    return parse_plan(file.read_bytes(), str(file))
+
+
+def parse_plan(data: bytes, where: str) -> Plan:
+    """The plan in the bytes of a plan.json. ValueError where they are none, or of another format."""
+    try:
+        plain = json.loads(data)
+        found = plain.get("format")
+        plan = Plan(**{**plain, "what": tuple(plain["what"])}) if found == FORMAT else None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{where} is damaged ({error}).") from None
+    if plan is None:
+        raise ValueError(f"{where} has the format {found!r}; this version reads {FORMAT!r}.")
+    return plan
+
+
+def fingerprint(model: Transformer) -> str:
+    """SHA-256 over the config and every weight with its name and dtype."""
+    total = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def make_run(
+    model: Transformer,
+    source: str | Path | Sequence[str],
+    out: str | Path,
+    what: str | Sequence[str],
+    *,
+    field: str = "text",
+    n_pos: int | None = None,
+    dtype: str | None = None,
+    directions: Mapping[str, torch.Tensor] | None = None,
+    batch_size: int = 8,
+    sequences_per_shard: int | None = None,
+    threads: int = 1,
+    name: str | None = None,
+) -> Path:
+    """Tokenise and pack a corpus, and write the folder of a run with its plan. The same inputs give the same folder,
+    which is then found, not written again.
+
+    Args:
+        source: as in `documents`, an .npy file of token ids, or a list of texts.
+        out: folder in which the run's folder is made.
+        n_pos: tokens per sequence, the context by default; what does not fill the last sequence is left out.
+        sequences_per_shard: default: as many as make a shard of some 256 MB.
+
+    Raises:
+        ValueError: bad input (one sentence, nothing is left behind), or not one full sequence.
+    """
+    n_pos = model.cfg.n_ctx if n_pos is None else n_pos
+    if not 1 <= n_pos <= model.cfg.n_ctx:
+        raise ValueError(f"n_pos must lie in 1..{model.cfg.n_ctx} (the context), not {n_pos}.")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}.")
+    if min(batch_size, threads) < 1 or (sequences_per_shard is not None and sequences_per_shard < 1):
+        raise ValueError("batch_size, sequences_per_shard and threads must be at least 1.")
+    if directions:
+        raise ValueError("A run on disk takes no directions: capture the tensor, or project it in memory (capture).")
+    wants = read_wants(model, what)
+    cast = None if dtype is None else DTYPES[dtype]
+    size = capture_size(model, [want.key for want in wants], 1, n_pos, dtype=cast)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=out, prefix=".new.", suffix=".tmp"))
+    try:
+        n_sequences, n_documents = _pack(model, source, field, n_pos, folder)
+        tensors = {k: {"shape": list(s[1:]), "dtype": str(size.dtypes[k])[6:]} for k, s in size.shapes.items()}
+        plan = Plan(
+            model={"name": name or getattr(model, "name", None) or "", "sha256": fingerprint(model)},
+            tokens={"sha256": _sha256(folder / "tokens.npy"), "tokenizer": _tokenizer_hash(model)},
+            n_sequences=n_sequences,
+            n_pos=n_pos,
+            n_documents=n_documents,
+            what=tuple(want.key for want in wants),
+            dtype=dtype,
+            tensors=tensors,
+            sequences_per_shard=sequences_per_shard or max(1, min(n_sequences, _SHARD_BYTES // max(size.n_bytes, 1))),
+            batch_size=batch_size,
+            threads=threads,
+        )
+        run = out / plan.name
+        if run.exists():
+            read_plan(run)
+            return run
+        (folder / "shards").mkdir()
+        write_file(folder / "plan.json", plan.to_json())
+        folder.chmod(0o755)
+        folder.rename(run)
+        return run
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path) -> tuple[int, int]:
+    """Write tokens.npy and documents.npy: (full sequences, documents that begin in them)."""
+    flat, starts, total = folder / "tokens.flat", [], 0
+    with flat.open("wb") as file:
+        for ids in _rows(model, source, field):
+            starts.append((total, len(ids)))
+            total += len(ids)
+            file.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
+    n = total // n_pos
+    if not n:
+        raise ValueError(f"The corpus has {total} tokens; at least one sequence of {n_pos} is needed (n_pos).")
+    tokens = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=np.uint32, shape=(n, n_pos))
+    whole = np.memmap(flat, dtype=np.uint32, mode="r", shape=(n * n_pos,))
+    for start in range(0, n, 4096):
+        tokens[start : start + 4096] = whole[start * n_pos : (start + 4096) * n_pos].reshape(-1, n_pos)
+    tokens.flush()
+    del tokens, whole
+    flat.unlink()
+    inside = np.array([row for row in starts if row[0] < n * n_pos], dtype=np.uint64).reshape(-1, 2)
+    np.save(folder / "documents.npy", inside)
+    for file_name in ("tokens.npy", "documents.npy"):
+        sync_file(folder / file_name)
+    return n, len(inside)
+
+
+def _rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
+    """Token ids of one document after the other, BOS in front of each where the tokenizer has one."""
+    if isinstance(source, str | Path) and Path(source).suffix in TOKEN_ID_FILES:
+        ids = token_ids(source)
+        high = max(int(part.max()) for part in np.array_split(ids.reshape(-1), max(1, ids.size // 2**20)))
+        if high >= model.cfg.d_vocab:
+            raise ValueError(
+                f"{source} holds the token id {high}, outside the vocabulary 0..{model.cfg.d_vocab - 1} of this model; "
+                "it was made with another tokenizer."
+            )
+        yield from ids if ids.ndim == 2 else ids[None]
+        return
+    if model.tokenizer is None:
+        raise ValueError("This model has no tokenizer, so it takes an .npy file of token ids, not text.")
+    bos = [] if model.tokenizer.bos_id is None else [model.tokenizer.bos_id]
+    for text in documents(source, field) if isinstance(source, str | Path) else source:
+        yield [*bos, *model.tokenizer.encode(text)]
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _tokenizer_hash(model: Transformer) -> str:
+    """Of the string of every token: "" without a tokenizer."""
+    if model.tokenizer is None:
+        return ""
+    words = [model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
