@@ -5,8 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from t2lens.apps.header import keep
-from t2lens.apps.pages.analyses import GROUPS, page
-from t2lens.apps.pages.two_axes import two_axes
+from t2lens.apps.views.analyses import GROUPS, page
+from t2lens.apps.views.two_axes import two_axes
 
 st.set_page_config(page_title="t2lens", layout="wide", initial_sidebar_state="collapsed")
 pages = [

@@ -15,6 +15,7 @@ STYLE = """<style>
 {min-height: 2.6rem; height: 2.6rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}
 .st-key-pages p {font-size: 0.9rem;}
+.st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
 
 KEPT = ("model_a", "model_b", "prompt")

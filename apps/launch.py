@@ -60,7 +60,7 @@ def run(port: int = 8501, open_browser: bool = False, models: Sequence[str] = ()
 def _warm() -> None:
     """Import, load and run what the first visitor sees; the caches are the server's own."""
     from t2lens.apps import loaders
-    from t2lens.apps.pages.two_axes import preset
+    from t2lens.apps.views.two_axes import preset
 
     if not (names := loaders.model_names()):
         return

@@ -10,7 +10,7 @@ import streamlit as st
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
 from t2lens.apps import loaders
 from t2lens.apps.header import header, tell
-from t2lens.apps.pages.two_axes import preset
+from t2lens.apps.views.two_axes import preset
 from t2lens.apps.state import PROMPT_LIMIT, limit_prompt, parse_analysis
 from t2lens.viz.findings import cell, figure
 
@@ -126,10 +126,13 @@ def _write_url(entry: Analysis, prompt: str) -> None:
 
 def _show(finding: Any, entry: Analysis, prompt: str, options: dict[str, Any], texts: bool) -> None:
     verdict = "" if finding.passed is None else ": passed" if finding.passed else ": FAILED"
-    st.text(finding.title + verdict)
-    charts = range(len(finding.charts))
-    for i in charts:
-        st.plotly_chart(figure(finding, i), key=f"chart-{i}", theme=None, config={"displaylogo": False})
+    with st.container(key="finding"):
+        st.text(finding.title + verdict)
+    for i, chart in enumerate(finding.charts):
+        drawn = figure(finding, i)
+        if not chart.title:
+            drawn.update_layout(title=None, margin_t=16)  # the finding's own, which stands above
+        st.plotly_chart(drawn, key=f"chart-{i}", theme=None, config={"displaylogo": False})
     columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
     st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420))
     for note in finding.notes:
