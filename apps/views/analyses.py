@@ -10,8 +10,8 @@ import streamlit as st
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
 from t2lens.apps import loaders
 from t2lens.apps.header import header, tell
-from t2lens.apps.views.two_axes import preset
 from t2lens.apps.state import PROMPT_LIMIT, limit_prompt, parse_analysis
+from t2lens.apps.views.two_axes import preset
 from t2lens.viz.findings import cell, figure
 
 __all__ = ["GROUPS", "page"]
