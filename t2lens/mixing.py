@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, by_way
+from t2lens.residual.rows import take_rows
 from t2lens.sublayers.positions import Places
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class Resume:
     """Where to take up a recorded pass: what the blocks before `layer` wrote stands, all later ones run anew.
 
     rows [R]: which row of the recorded batch each row of the new pass goes on from, so that many variants of one pass
-    (other hooks in each row) share what comes before them. The state is made by the linear code, as in the accounting.
+    (other hooks in each row) share what comes before them. The state is made by the linear code, as in the accounting,
+    once for each row of the record that is asked for.
     """
 
     record: ForwardRecord
@@ -125,17 +127,26 @@ class Resume:
 
     def state(self, residual: ResidualSystem, places: Places) -> Any:
         """What the system carries as block `layer` begins."""
-        places.first_values |= {kind: values[self.rows] for kind, values in self.record.first_values.items()}
-        state = residual.begin(self.embed, places)
-        before = [step for step in self.record.steps if step.site.layer is not None and step.site.layer < self.layer]
+        record = self.record
+        assert record.tokens is not None and record.embed is not None
+        places.first_values |= {kind: values[self.rows] for kind, values in record.first_values.items()}
+        used, back = self.rows.unique(return_inverse=True)
+        whole = len(used) == len(record.tokens)  # else only the rows that are asked for are replayed
+
+        def of(x: Tensor) -> Tensor:
+            return x if whole else x[used]
+
+        own_places = Places.of(of(record.tokens), None if record.valid is None else of(record.valid), None)
+        state = residual.begin(of(record.embed), own_places)
+        before = [step for step in record.steps if step.site.layer is not None and step.site.layer < self.layer]
         for together in _together(before):
-            gates = [{name: gate[self.rows] for name, gate in step.gates.items()} for step in together]
+            gates = [{name: of(gate) for name, gate in step.gates.items()} for step in together]
             for step, own in zip(together, gates, strict=True):
                 state = residual.enter(state, step.site, own)
             for step, own in zip(together, gates, strict=True):
                 assert step.out is not None
-                state = residual.write(state, step.site, residual.atom(step.out[self.rows], own), own)
-        return state
+                state = residual.write(state, step.site, residual.atom(of(step.out), own), own)
+        return take_rows(state, back, places)
 
 
 def _account(

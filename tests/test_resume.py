@@ -24,6 +24,31 @@ def test_a_pass_taken_up_at_any_block_equals_the_whole_pass(system: str) -> None
             assert (again - whole[rows])[mask[rows]].abs().max() < 1e-10, (seed, layer)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_many_rows_of_one_sequence_share_what_comes_before_them(system: str) -> None:
+    seed = random.randrange(1000)
+    model, tokens = tiny(system, seed=seed), random_tokens(seed)[:1]
+    with torch.no_grad():
+        record, whole = model.record(tokens), model(tokens)
+        before = [atom.clone() for atom in record.atoms]
+        for layer in range(model.cfg.n_layers + 1):
+            rows = torch.zeros(3, dtype=torch.long)
+            hooks = [("*hook_read_mlp*", lambda x, hook: x.mul_(torch.arange(1, 4).to(x)[:, None, None]))]
+            with model.hooks(hooks):
+                again = model.resume(record, layer, rows)
+            assert (again[0] - whole[0]).abs().max() < 1e-10, (seed, layer)
+            if layer < model.cfg.n_layers:
+                alone = model.hooks([(hooks[0][0], lambda x, hook: x.mul_(3.0) if _late(hook, layer) else x)])
+                with alone:
+                    third = model(tokens)
+                assert (again[2] - third[0]).abs().max() < 1e-8 * third.abs().max(), (seed, layer)
+    assert all(torch.equal(a, b) for a, b in zip(before, record.atoms, strict=True))
+
+
+def _late(hook: object, layer: int) -> bool:
+    return int(hook.name.split(".")[1]) >= layer  # type: ignore[attr-defined]
+
+
 def test_rows_of_a_resumed_pass_can_differ_by_a_hook() -> None:
     model, tokens = tiny("attnres-full", seed=3), random_tokens(4)[:1]
     name = "blocks.2.hook_depth_attn_attn"
@@ -67,7 +92,7 @@ def test_hooks_can_ask_for_the_record_of_the_pass_they_are_in() -> None:
     with torch.no_grad(), model.recording() as record:
 
         def look(read: torch.Tensor, *, hook: object) -> None:
-            share = model.depth_decompose(record(), "1.mlp")[0]
+            share = model.decompose(record(), "1.mlp")[0]
             seen["error"] = float((share.sum(0) - read).abs().max())
 
         model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_read_mlp", look)])
