@@ -13,6 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from t2lens.checks import Check, Verification
+from t2lens.edits import Edit, Marks, check, edited, marks, read_edits
 from t2lens.files import read_arrays, write_arrays
 from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
 from t2lens.residual import Read, by_way
@@ -45,7 +46,7 @@ class Trace:
     A read with several ways is several reads (`3.attn.q`, `3.attn.k`, ...); the coordinates site, way and seen (atoms
     written before it, less embed) of `read` say which. `of_way` gives the trace with one read per site.
 
-    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, ways, notices.
+    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, ways, notices, edits.
     """
 
     def __init__(self, dataset: xr.Dataset, meta: dict[str, Any]) -> None:
@@ -78,6 +79,12 @@ class Trace:
     def notices(self) -> list[str]:
         """Sentences the reader of this trace must see (a truncated prompt, say)."""
         return self._meta["notices"]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """What the pass was edited with, in order. All numbers are those of the edited pass, depth weights and gates as
+        the edits left them; the account of reads and streams that edits replaced is told in `notices`."""
+        return tuple(map(Edit.from_dict, self._meta.get("edits", [])))  # older files have none
 
     @property
     def causal(self) -> bool:
@@ -189,6 +196,7 @@ def trace(
     model: Transformer,
     input: str | Sequence[int] | Tensor,
     *,
+    edits: Any = (),
     form: str = "additive",
     name: str | None = None,
 ) -> Trace:
@@ -197,11 +205,15 @@ def trace(
     Args:
         input: a text (a BOS token is prepended, as in training), or token ids [pos] or [1, pos], taken as they are.
             Longer than the context: the end is cut off and `Trace.notices` says so.
+        edits: `t2lens.Edit` objects, their dictionaries or JSON: the trace is of the edited pass and says so. Where an
+            edit replaces what is carried, mixing and contributions of the reads behind it are NaN: no sum of writes
+            gives them. Where it replaces a read itself, they are of the read that was there to replace.
         form: linear form of the accounting, "additive", or "operator" for Deep Delta Learning.
         name: shown as the model's name; by default the name it was loaded under.
 
     Raises:
-        ValueError: an empty prompt, more than one sequence, token ids outside the vocabulary, an unknown form.
+        ValueError: an empty prompt, more than one sequence, token ids outside the vocabulary, an unknown form, an edit
+            that this model cannot do (KeyError where it names what is not there).
 
     Example:
         >>> import t2lens
@@ -213,11 +225,14 @@ def trace(
         True
     """
     tokens, notices = _one_sequence(model, input)
+    wanted = read_edits(edits)
+    notices += _told(model, wanted)
+    touched = marks(model, wanted)
     record, patterns = ForwardRecord(), {}
     capture = [(name_, _keep(patterns)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
-    with model.hooks(fwd_hooks=capture):
+    with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
-    variables, coords = _variables(model, record, tokens, logits, patterns, form)
+    variables, coords = _variables(model, record, tokens, logits, patterns, form, touched)
     strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])
     coords["token"] = ("pos", np.array(strings, dtype=object))
     coords["token_id"] = ("pos", tokens[0].cpu().numpy())
@@ -230,8 +245,9 @@ def trace(
         "form": form,
         "gate_label": residual.gate_label,
         "notices": notices,
+        "edits": [edit.to_dict() for edit in wanted],
         "source_atoms": {r.name: {s.name: list(s.atoms) for s in residual.sources(r.site)} for r in model.reads},
-        "checks": Verification(tuple(_checks(model, record, logits, form))).to_list(),
+        "checks": Verification(tuple(_checks(model, record, logits, form, touched))).to_list(),
     }
     return Trace(xr.Dataset(variables, coords=coords), meta)
 
@@ -258,6 +274,19 @@ def _one_sequence(model: Transformer, input: Any) -> tuple[Tensor, list[str]]:
     return model.prepare(ids)[0], notices
 
 
+def _told(model: Transformer, edits: tuple[Edit, ...]) -> list[str]:
+    """What the reader of an edited trace must see."""
+    touched = marks(model, edits)
+    told = [f"Edited: {edit.describe()}" for edit in edits] + check(model, edits)
+    behind = [read.name for read in model.reads if read.name in touched.lost]
+    replaced = [read.name for read in model.reads if read.name in touched.reads - touched.lost]
+    if behind:
+        told.append(f"The stream was edited, so from {behind[0]} on no sum of writes gives what is read.")
+    if replaced:
+        told.append(f"Mixing and contributions at {', '.join(replaced)} are of the read before it was edited.")
+    return told
+
+
 def _keep(into: dict[str, Tensor]) -> Any:
     def hook(tensor: Tensor, *, hook: Any) -> None:
         into[hook.name] = tensor
@@ -277,6 +306,7 @@ def _variables(
     logits: Tensor,
     patterns: dict[str, Tensor],
     form: str,
+    touched: Marks,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     residual, n_pos = model.residual, tokens.shape[1]
     sources = source_order(model)
@@ -290,10 +320,10 @@ def _variables(
     mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
     length = mixing.copy()
     for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
-        there = read.site.seen + 1  # atoms written before this read
+        there = 0 if read.name in touched.lost else read.site.seen + 1  # atoms written before this read
         mixing[i][:, :there] = _array(row[:there, 0].T)
     for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
-        there = read.site.seen + 1
+        there = 0 if read.name in touched.lost else read.site.seen + 1
         length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
     logprob = logits[0].double().log_softmax(dim=-1)
     top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
@@ -384,53 +414,46 @@ def source_order(model: Transformer) -> list[str]:
     return sorted(held, key=lambda name: len(held[name]) > 1)  # sorted is stable
 
 
-def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str) -> list[Check]:
+def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str, touched: Marks) -> list[Check]:
     residual = model.residual
     limit = LIMITS[logits.dtype]
 
     def relative(a: Tensor, b: Tensor) -> float:
         return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
 
+    def made(name: str) -> Tensor:
+        """A read as its contributions must give it: before an edit of the read itself."""
+        return (record.made if name in touched.reads else record.reads)[name]
+
+    some = " before the edit of the stream" if touched.lost else ""
     worst_sum, worst_mix = 0.0, 0.0
     atoms = torch.stack(record.atoms)
     share = atoms[:0]
     for read, share in contributions_by_read(residual, record, form):
-        worst_sum = _worst(worst_sum, relative(share.sum(dim=0), record.reads[read.name]))
-    checks = [
-        Check(
-            "recombination",
-            worst_sum,
-            limit,
-            "contributions of every read sum to the recorded read (relative)",
-        )
-    ]
+        if read.name not in touched.lost:
+            worst_sum = _worst(worst_sum, relative(share.sum(dim=0), made(read.name)))
+    what = f"contributions of every read{some} sum to the recorded read (relative)"
+    checks = [Check("recombination", worst_sum, limit, what)]
     if residual.linear_form(form).scalar():
         for read, row in mixing_by_read(residual, record, form):
-            whole = (row[: len(atoms), ..., None] * atoms).sum(dim=0)
-            worst_mix = _worst(worst_mix, relative(whole, record.reads[read.name]))
-        checks.append(
-            Check(
-                "mixing",
-                worst_mix,
-                limit,
-                "the mixing matrix applied to the atoms gives every read (relative)",
-            )
-        )
-    if model.unembed.is_linear:  # the final norm's scale is recorded, so logits are linear in the last contributions
-        shares = model.logit_shares(share.double(), record.reads["out"].double())
-        whole = shares.sum(dim=0) + model.logit_bias.double()
-        checks.append(
-            Check(
-                "logit shares",
-                relative(whole, logits.double()),
-                limit,
-                "logits are the sum of per-atom shares and the bias (relative)",
-            )
-        )
+            if read.name not in touched.lost:
+                whole = (row[: len(atoms), ..., None] * atoms).sum(dim=0)
+                worst_mix = _worst(worst_mix, relative(whole, made(read.name)))
+        what = f"the mixing matrix applied to the atoms gives every read{some} (relative)"
+        checks.append(Check("mixing", worst_mix, limit, what))
+    # the final norm's scale is recorded, so logits are linear in the last contributions
+    if model.unembed.is_linear and not touched.readout and "out" not in touched.lost:
+        used = record.reads["out"].double()
+        parts = torch.cat([share.double(), (used - made("out").double()).unsqueeze(0)])  # last: what an edit added
+        whole = model.logit_shares(parts, used).sum(dim=0) + model.logit_bias.double()
+        of = "per-atom shares, the edit's share" if "out" in touched.reads else "per-atom shares"
+        what = f"logits are the sum of {of} and the bias (relative)"
+        checks.append(Check("logit shares", relative(whole, logits.double()), limit, what))
     if residual.weights_sum_to_one:
-        off = [float((w.double().sum(-1) - 1).abs().max()) for w in depth_weights(model, record).values()]
-        most = max(off, default=0.0)  # a short model may have no read that mixes
-        checks.append(Check("depth weights sum to 1", most, max(limit, 1e-6), "every row of depth weights sums to 1"))
+        own = {name: w for name, w in depth_weights(model, record).items() if name not in touched.weights}
+        most = max([float((w.double().sum(-1) - 1).abs().max()) for w in own.values()], default=0.0)  # or none mixes
+        what = f"every row of depth weights{' that was not edited' if touched.weights else ''} sums to 1"
+        checks.append(Check("depth weights sum to 1", most, max(limit, 1e-6), what))
     gates = [residual.gate(s.gates) for s in record.steps if s.out is not None]
     if residual.gate_range is not None and gates[0] is not None:
         low, high = residual.gate_range

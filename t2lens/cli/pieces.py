@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "EDIT",
     "IDS",
     "JSON",
     "MODEL",
@@ -23,6 +24,7 @@ __all__ = [
     "check_outputs",
     "console",
     "load",
+    "read_edit_options",
     "read_ids",
     "read_options",
     "read_prompt",
@@ -35,6 +37,7 @@ MODEL = "attnres-full"
 MODEL_HELP = "A bundled name, a checkpoint folder or file, a hub id."
 IDS = "Token ids in place of a text: 0,7,3."
 JSON = "Write every number to this file."
+EDIT = "An edit as JSON, several as a list, or a file with them. Repeatable: they act in this order."
 OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
 
 
@@ -105,6 +108,25 @@ def read_options(pairs: list[str] | None) -> dict[str, Any]:
         except ValueError:
             options[name] = value
     return options
+
+
+def read_edit_options(given: list[str]) -> list[Any]:
+    """The edits of every --edit: JSON (it begins with { or [), or the path of a file that holds JSON."""
+    from t2lens.edits import edits_from_json
+
+    edits: list[Any] = []
+    for each in given:
+        if each.lstrip()[:1] in ("{", "["):
+            edits += edits_from_json(each)
+            continue
+        path = Path(each)
+        if not path.is_file():
+            raise ValueError(f"--edit takes JSON or the path of a file, and there is no file {each!r}.")
+        try:
+            edits += edits_from_json(path.read_text(encoding="utf-8"))
+        except (ValueError, TypeError) as error:  # a file that is no text too
+            raise ValueError(f"{each}: {error}") from None
+    return edits
 
 
 def load(model: str, option: list[str] | None = None) -> Any:

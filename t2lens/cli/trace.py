@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from t2lens.cli.pieces import IDS, MODEL, OPTION, check_outputs, console, read_ids, read_options, sentences, table
+from t2lens.cli.pieces import (
+    EDIT,
+    IDS,
+    MODEL,
+    OPTION,
+    check_outputs,
+    console,
+    read_edit_options,
+    read_ids,
+    read_options,
+    sentences,
+    table,
+)
 from t2lens.cli.root import app
 
 
@@ -22,6 +34,7 @@ def trace(
     model_b: Annotated[str | None, typer.Option("--model-b", help="A second model, side by side.")] = None,
     ids: Annotated[str | None, typer.Option(help=IDS)] = None,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    edit: Annotated[list[str] | None, typer.Option(help=EDIT)] = None,
     load: Annotated[Path | None, typer.Option(help="Show a trace that --save wrote; no model runs.")] = None,
     quantity: Annotated[str | None, typer.Option(help="What the map shows; default: what is the system's own.")] = None,
     pos: Annotated[int, typer.Option(help="The position of the table; negative counts from the end.")] = -1,
@@ -34,7 +47,7 @@ def trace(
     with sentences():
         files = [path for path in (html, csv, json, save) if path is not None]
         check_outputs(files)
-        traces = _traces(text, model, model_b, ids, load, option or [])
+        traces = _traces(text, model, model_b, ids, load, option or [], edit or [])
         if save is not None and len(traces) > 1:
             raise ValueError("--save keeps one trace; leave out --model-b, or run it once per model.")
         _report(traces, quantity, pos)
@@ -42,7 +55,13 @@ def trace(
 
 
 def _traces(
-    text: str | None, model: str, model_b: str | None, ids: str | None, load: Path | None, option: list[str]
+    text: str | None,
+    model: str,
+    model_b: str | None,
+    ids: str | None,
+    load: Path | None,
+    option: list[str],
+    edit: list[str],
 ) -> list[Any]:
     import t2lens
 
@@ -51,6 +70,8 @@ def _traces(
     if load is not None:
         if model_b is not None:
             raise ValueError("--load shows one saved trace; it cannot be combined with --model-b.")
+        if edit:
+            raise ValueError("--load shows one saved trace; no model runs, so that nothing can be edited.")
         return [t2lens.load_trace(load)]
     prompt: Any = text
     if text == "-":
@@ -59,9 +80,11 @@ def _traces(
         prompt = read_ids(ids)
     elif not prompt.strip():
         raise ValueError("The prompt is empty: type at least one word.")
+    edits = read_edit_options(edit)
     names = [model] if model_b is None else [model, model_b]
     loaded = [t2lens.load(name, **(read_options(option) if name == model else {})) for name in names]
-    return [t2lens.trace(one, prompt, name=Path(name).name) for one, name in zip(loaded, names, strict=True)]
+    pairs = zip(loaded, names, strict=True)
+    return [t2lens.trace(one, prompt, edits=edits, name=Path(name).name) for one, name in pairs]
 
 
 def _report(traces: list[Any], quantity: str | None, pos: int) -> None:

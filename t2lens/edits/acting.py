@@ -18,6 +18,7 @@ from t2lens.edits.weights import without
 from t2lens.edits.words import joined
 from t2lens.mixing import ForwardRecord
 from t2lens.ordered_attention import reach
+from t2lens.sublayers.norms import wide
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -180,7 +181,7 @@ def _whole_row(x: Tensor, job: _Job, record: ForwardRecord) -> Tensor | None:
     mask[list(place.chosen or ())] = True
     if edit.operation == "one":
         return mask.to(x.dtype).expand_as(x)
-    return without(_wide(x), mask, renormalise=True).to(x.dtype)
+    return without(wide(x), mask, renormalise=True).to(x.dtype)
 
 
 def _plain_sum(x: Tensor, place: Place, record: ForwardRecord) -> Tensor:
@@ -267,7 +268,7 @@ def _attend(x: Tensor, job: _Job, record: ForwardRecord, where: Tensor) -> tuple
         at = at & ((past if job.causal else torch.ones_like(past)) & keys).any(dim=-1, keepdim=True)
         if edit.positions is not None and not bool(at.any()):
             raise ValueError(
-                f"No query at {list(edit.positions)} sees the key {(edit.keys or ())[0]}, which comes later."
+                f"No query at {list(edit.positions)} sees position {joined(edit.keys)}, which comes later."
             )
         return keys.to(x.dtype).expand_as(x), at
     if edit.operation == "zero_renormalise":
@@ -276,9 +277,4 @@ def _attend(x: Tensor, job: _Job, record: ForwardRecord, where: Tensor) -> tuple
 
 
 def _renormalised(x: Tensor, mask: Tensor) -> Tensor:
-    return without(_wide(x), mask, renormalise=True).to(x.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In at least float32, as sums of half precision lose too much."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return without(wide(x), mask, renormalise=True).to(x.dtype)

@@ -101,7 +101,8 @@ class Edit:
         _one_of("operation", self.operation, OPERATIONS[self.target], f" on {self.target}")
         self._check_names()
         for name in ("heads", "positions", "keys", "prompt_positions"):
-            self._keep(name, _whole_numbers(name, getattr(self, name), from_end=name != "heads"))
+            repeats = name == "prompt_positions"
+            self._keep(name, _whole_numbers(name, getattr(self, name), from_end=name != "heads", repeats=repeats))
         self._keep("value", None if self.value is None else _numbers(self.value))
         self._check_value()
         self._check_prompt()
@@ -126,9 +127,7 @@ class Edit:
                 raise ValueError(f"An edit of {self.target} takes no {name}; {' and '.join(targets)} do.")
         if self.target == "hook":
             if not self.name or self.site:
-                raise ValueError(
-                    "An edit of a hook names the hook point in name (see model.describe_hooks()), no site."
-                )
+                raise ValueError("An edit of a hook gives the name of the hook point and no site.")
         elif not self.site:
             raise ValueError(f"An edit of {self.target} needs a site, as '1.attn' or '*.mlp'.")
 
@@ -166,7 +165,7 @@ class Edit:
             if not prompt.strip():
                 raise ValueError("The prompt of an edit is empty: type at least one word.")
         elif prompt is not None:
-            ids = _whole_numbers("prompt", prompt, from_end=False, distinct=False)
+            ids = _whole_numbers("prompt", prompt, from_end=False, repeats=True)
             self._keep("prompt", ids)
         if self.prompt_positions is None:
             return
@@ -195,7 +194,7 @@ class Edit:
                 raise ValueError(f"An edit has no {key!r}{near(str(key), known)}")
         for key in ("target", "operation"):
             if key not in data:
-                raise ValueError(f"An edit needs a {key}, one of {', '.join(_choices(key, data))}.")
+                raise ValueError(f"An edit needs its {key}, one of {', '.join(_choices(key, data))}.")
         return cls(**data)
 
     def to_python(self) -> str:
@@ -256,7 +255,7 @@ def _distinct(what: str, values: Any) -> None:
         raise ValueError(f"An edit's {what} name {twice!r} twice.")
 
 
-def _whole_numbers(what: str, value: Any, *, from_end: bool, distinct: bool = True) -> tuple[int, ...] | None:
+def _whole_numbers(what: str, value: Any, *, from_end: bool, repeats: bool) -> tuple[int, ...] | None:
     if value is None:
         return None
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -265,7 +264,7 @@ def _whole_numbers(what: str, value: Any, *, from_end: bool, distinct: bool = Tr
         raise TypeError(f"An edit's {what} must be whole numbers, not {_kind(value)}.")
     if not from_end and any(each < 0 for each in values):
         raise ValueError(f"An edit's {what} must not be negative, as {min(values)} is.")
-    if distinct:
+    if not repeats:
         _distinct(what, values)
     elif not len(values):
         raise ValueError(f"An edit's {what} is empty.")

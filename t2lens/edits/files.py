@@ -42,7 +42,7 @@ def edits_from_json(text: str) -> tuple[Edit, ...]:
             raise ValueError(f"An object with edits has the keys format and edits, not {', '.join(sorted(data))}.")
         data = data["edits"]
         if not isinstance(data, list):
-            raise ValueError(f"The edits must be a list, not a {type(data).__name__}.")
+            raise ValueError(f"The edits must be a list, not of type {type(data).__name__}.")
     return read_edits(data)
 
 
@@ -58,12 +58,12 @@ def read_edits(edits: Any) -> tuple[Edit, ...]:
     if isinstance(edits, Mapping):
         return (Edit.from_dict(edits),)
     if not isinstance(edits, Iterable):
-        raise TypeError(f"Edits are Edit objects, dictionaries or JSON text, not a {type(edits).__name__}.")
+        raise TypeError(f"Edits are Edit objects, dictionaries or JSON text, not of type {type(edits).__name__}.")
     found: list[Edit] = []
     several = list(edits)
     for i, each in enumerate(several):
         if not isinstance(each, Edit | str | Mapping):
-            raise TypeError(f"Edit {i} must be an Edit or an object with a target, not a {type(each).__name__}.")
+            raise TypeError(f"Edit {i} must be an Edit or an object with a target, not of type {type(each).__name__}.")
         try:
             found += read_edits(each)
         except (ValueError, TypeError) as error:

@@ -57,16 +57,15 @@ def places_of(model: Transformer, edit: Edit) -> list[Place]:
         assert edit.name is not None
         points = [model.hook_dict[name] for name in resolve_names(edit.name, model.hook_dict)]
         return [_place(model, edit, point, None) for point in points]
-    several = is_glob(edit.site)
     found: list[Place] = []
+    missing: list[KeyError] = []
     for name, site in _sites(model, edit):
         try:
             found += [_place(model, edit, point, site) for point in _points(model, edit, name, site)]
-        except KeyError:  # of many sites, those that have what is asked for
-            if not several:
-                raise
+        except KeyError as error:  # of many sites, those act that have what is asked for
+            missing.append(error)
     if not found:
-        raise KeyError(f"No site that {edit.site!r} means has this: {edit.describe()}")
+        raise next((error for error in missing if "did you mean" in str(error)), missing[-1])
     return found
 
 

@@ -38,7 +38,7 @@ def sentence(edit: Edit) -> str:
 def _what(edit: Edit) -> str:
     """What is edited."""
     site = f"{edit.site}.{edit.way}" if edit.way else edit.site
-    names = joined(edit.sources or ())
+    names = joined(edit.sources)
     if edit.target in ("depth_weight", "depth_score"):
         word = edit.target.replace("_", " ")
         if edit.sources is None:
@@ -63,15 +63,16 @@ def _what(edit: Edit) -> str:
 
 def joined(names: Any) -> str:
     """a, b and c"""
+    names = [str(name) for name in names or ()]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _heads(heads: tuple[int, ...] | None) -> str:
-    return "every head" if heads is None else f"head{'' if len(heads) == 1 else 's'} {joined([str(h) for h in heads])}"
+    return "every head" if heads is None else f"head{'' if len(heads) == 1 else 's'} {joined(heads)}"
 
 
 def _places(positions: tuple[int, ...]) -> str:
-    return f"position{'' if len(positions) == 1 else 's'} {joined([str(p) for p in positions])}"
+    return f"position{'' if len(positions) == 1 else 's'} {joined(positions)}"
 
 
 def _amount(value: Any) -> str:
