@@ -116,7 +116,7 @@ def attribute_logits(
     )
     off = 0.0 if other is None else mean
     parts, by_pos, above = [], [], []
-    for part, share in run.parts():
+    for part, share in progress(run.parts(), "Attributing the logit", run.n_parts):
         parts.append(part)
         by_pos.append((share * (chosen - off)[:, None]).sum(dim=-1))
         above.append((share[here] * (chosen - mean)).sum(dim=-1))
@@ -223,13 +223,15 @@ def attribute_loss(
     groups = [slice(first, first + size) for first in range(0, n, size)]
     parts: list[Part] = []
     tables, losses, nodes, notes = [], [], 0, []
-    for rows in progress(groups, "Attributing the loss", len(groups)):
+    one, what = len(groups) == 1, "Attributing the loss"  # a bar over groups, or over the parts of the only one
+    for rows in groups if one else progress(groups, what, len(groups)):
         some = _of(batch, rows)
         run = PassInParts(model, some, by, form)
         where = some.predicts
         gradient, used = _mean_gradient(run.logits[where], some.next_tokens[where])
         directions = gradient @ model.W_U.T.double()  # [N, D]
-        found = [(part, (share[where] * directions).sum(dim=-1)) for part, share in run.parts()]
+        each = progress(run.parts(), what, run.n_parts) if one else run.parts()
+        found = [(part, (share[where] * directions).sum(dim=-1)) for part, share in each]
         mine = [*(part for part, _ in found), Part()]
         if parts and parts != mine:
             raise ValueError('A hook edits what attention writes in some of the sequences only; use by="atom" there.')

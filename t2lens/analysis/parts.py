@@ -90,6 +90,12 @@ class PassInParts:
             if bool(attention.b_O.any() or attention.output_bias.any()):
                 yield Part(atom, -1), model.normed_shares(split[-1], last)
 
+    @property
+    def n_parts(self) -> int:
+        """How many there will be, at most."""
+        heads = [self._attention(atom) for atom in self.model.atoms]
+        return sum(1 if each is None else each.cfg.n_heads + 1 for each in heads)
+
     def notes(self) -> list[str]:
         """What must be said about this split."""
         said = []

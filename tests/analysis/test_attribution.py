@@ -301,3 +301,15 @@ def test_one_prompt_on_the_command_line(tmp_path):
     result = CliRunner().invoke(app, ["analyze", "loss", text, "--model", "standard", "--json", str(file)])
     assert result.exit_code == 0, result.output
     assert max(abs(x) for x in json.loads(file.read_text())["variables"]["error"]["values"] if x is not None) < 1e-4
+
+
+def test_many_sequences_in_groups_are_as_one(monkeypatch):
+    model, tokens = tiny("ddl", 13), torch.randint(50, (5, 6), generator=torch.Generator().manual_seed(13))
+    whole = attribute_loss(model, tokens, by="head")
+    monkeypatch.setattr("t2lens.analysis.attribution._BUDGET", 1)
+    monkeypatch.setattr("t2lens.analysis.attribution._ENTRIES", 100)
+    grouped = attribute_loss(model, tokens, by="head")
+    for name in ("share", "loss", "mean", "spread"):
+        a, b = whole[name].values, grouped[name].values
+        assert (np.isnan(a) == np.isnan(b)).all() and np.nanmax(np.abs(a - b)) < TIGHT
+    assert [row[0] for row in whole.rows] == [row[0] for row in grouped.rows]
