@@ -134,6 +134,25 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="content",
+        title="Content dependence",
+        group="routes",
+        what="What each read's weights follow: nothing, token, position or context; entropy, sinks, shuffled texts.",
+        function="t2lens.analysis.content:content_dependence",
+        texts=True,
+        options=(
+            Option(
+                name="over",
+                kind="choice",
+                help="Depth weights or coefficients of atoms (default: what the system has).",
+                choices=("source", "mixing"),
+            ),
+            Option(name="n_shuffles", kind="count", help="How often every text is shuffled.", default=1),
+            Option(name="n_boot", kind="count", help="Draws of sequences for the intervals.", default=200),
+            Option(name="seed", kind="count", help="Of shuffles and draws.", default=0),
+        ),
+    ),
+    Analysis(
         key="advantage",
         title="Routing advantage",
         group="routes",

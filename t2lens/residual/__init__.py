@@ -10,6 +10,7 @@ from t2lens.residual.base import Read as Read
 from t2lens.residual.base import ResidualSystem as ResidualSystem
 from t2lens.residual.base import Site as Site
 from t2lens.residual.base import Source as Source
+from t2lens.residual.base import WeightsFrom as WeightsFrom
 from t2lens.residual.base import by_way as by_way
 from t2lens.residual.base import make_sites as make_sites
 from t2lens.residual.dca import DCA as DCA

@@ -21,13 +21,13 @@ them: queries computed from the input, and several heads. "sparsemax" (Martins &
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -94,13 +94,19 @@ class Keys(Sources):
         self.eps = eps
         self._scales: list[Tensor] = []
 
+    def take(self, rows: Tensor) -> Self:
+        taken = super().take(rows)
+        taken._scales = [scale[rows] for scale in self._scales]
+        return taken
+
     def score(self, direction: Tensor, start: int = 0, *, normed: bool = True) -> Tensor:
         """[B, T, S], in at least float32: direction . v / rms(v) for every source from `start` on."""
         dots = wide(self.dot(direction, start))
         if not normed:
             return dots
         for j in range(len(self._scales), len(self)):
-            self._scales.append(rms_scale(self[j], self.eps))
+            x = self[j] if self._shared is None or j >= self.n_shared else self._shared[j]
+            self._scales.append(rms_scale(x, self.eps).expand(*self[j].shape[:-1], 1))
         return dots / torch.cat(self._scales[start:], dim=-1)
 
     def score_of(self, x: Tensor, direction: Tensor, *, normed: bool = True) -> Tensor:
@@ -216,6 +222,9 @@ class AttentionResiduals(ResidualSystem):
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor:
         return gates["weights"]
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        return "keys" if self.cfg.query == "learned" else "nothing"
 
 
 # --- from scores to weights ---------------------------------------------------------------------------------------

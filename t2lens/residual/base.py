@@ -31,10 +31,11 @@ from t2lens.config import ModelConfig
 from t2lens.hooks import HookPoint
 from t2lens.sublayers.positions import DecodingCache, Places
 
-__all__ = ["Gates", "Read", "Reads", "ResidualSystem", "Site", "Source", "by_way", "make_sites"]
+__all__ = ["Gates", "Read", "Reads", "ResidualSystem", "Site", "Source", "WeightsFrom", "by_way", "make_sites"]
 
 Gates = dict[str, Tensor]  # one forward pass's numbers at one site: [B, T, ...] each
 Reads = Tensor | dict[str, Tensor]  # one read, or one per way
+WeightsFrom = Literal["nothing", "keys", "state"]
 State = Any  # what the system carries; its own business
 
 
@@ -116,6 +117,8 @@ class ResidualSystem(nn.Module):
     forms: ClassVar[tuple[str, ...]] = ("additive",)
     #: True when the readout is the plain sum of all atoms, so that transformer-lens's residual helpers are right
     is_additive: ClassVar[bool] = False
+    #: whether hook_resid_*, where it exists, is all that later reads see
+    stream_is_whole: bool = False
     #: whether the system can stand in parallel blocks, where what a sublayer reads is not what was written last
     in_parallel_blocks: ClassVar[bool] = False
     #: whether the depth weights of every read sum to 1
@@ -125,6 +128,8 @@ class ResidualSystem(nn.Module):
     gate_range: ClassVar[tuple[float, float] | None] = None
     #: one sentence on what values of the gate do
     gate_meaning: ClassVar[str | None] = None
+    #: how many positions back in the text the linear code looks (0: tokens do not mix on the depth axis)
+    looks_back: int = 0
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:
         super().__init__()
@@ -201,6 +206,12 @@ class ResidualSystem(nn.Module):
         """The system's own weights [B, T, S] of the read at `site`, as its paper plots them, one per way where there
         are several; None: all exactly 1."""
         return None
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        """What the equation makes the depth weights at `site` of: "nothing" (numbers of the model, the same for every
+        token), "keys" (each of its own source, by what the reader is fixed to look for) or "state" (what is carried
+        there, or other sources, decide too). Where a system has no depth weights: the coefficients of its stream."""
+        return "nothing"
 
     def gate(self, gates: Gates) -> Tensor | None:
         """The system's gate on a write [B, T], or None."""

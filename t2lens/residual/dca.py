@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -291,3 +291,7 @@ class DeepCrossAttention(ResidualSystem):
             return gates[f"weights_{self._skip}"]
         weights = {way: gates[f"weights_{way}"] for way in self.ways(site)}
         return weights if len(weights) > 1 else weights[""]
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        has_own = site.kind != "mlp" and (site.kind != "local" or self._skip is not None)
+        return "keys" if has_own and self.cfg.grn == "v3" else "nothing"

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.hooks import HookPoint
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
 from t2lens.sublayers.short_conv import causal_conv
@@ -121,6 +121,7 @@ _State = Tensor | _Timed
 
 class DeepDeltaLearning(ResidualSystem):
     forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
+    stream_is_whole = True
     gate_label: ClassVar[str | None] = "beta"
     gate_range: ClassVar[tuple[float, float] | None] = (0.0, 2.0)
     gate_meaning: ClassVar[str | None] = (
@@ -133,6 +134,8 @@ class DeepDeltaLearning(ResidualSystem):
         self.cfg = cfg.residual
         d, channels, writes = cfg.d_model, self.cfg.value_channels, len(sites) - 1
         self.expanded = channels > 1
+        timed = self.cfg.compress_kernel - 1 if self.cfg.compress == "time" else 0
+        self.looks_back = timed + (self.cfg.embed_conv or 1) - 1
         start = min(max(self.cfg.beta_init / 2, 1e-6), 1 - 1e-6)
         hidden, kernel = self.cfg.beta_hidden, self.cfg.compress_kernel
         if hidden is not None:
@@ -248,6 +251,9 @@ class DeepDeltaLearning(ResidualSystem):
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return (Source("state", self.atoms[: site.index + 1]),)
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        return "state"  # beta, k and v
 
     def gate(self, gates: Gates) -> Tensor | None:
         return gates["beta"].squeeze(-1)

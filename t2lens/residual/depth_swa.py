@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.hooks import HookPoint
 from t2lens.ordered_attention import ordered_pattern
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.positions import Places
 
@@ -133,6 +133,9 @@ class DepthShortSWA(ResidualSystem):
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor | None:
         return gates.get("weights")
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        return "state" if site in self.slot and len(self.sources(site)) > 1 else "nothing"
 
 
 class _DepthObserver:

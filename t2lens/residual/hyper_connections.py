@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.doubly_stochastic import permutation_table, sinkhorn
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -329,6 +329,14 @@ class HyperConnected(ResidualSystem):
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor:
         return gates["weights"]
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        if site.kind == "out" and self.cfg.readout != "head":
+            normed = self.cfg.readout == "normed_sum" and self.model_cfg.norm.kind != "none"
+            return "keys" if normed else "nothing"
+        if not self.cfg.dynamic_parts:
+            return "nothing"
+        return "keys" if self.cfg.norm_over == "stream" else "state"
 
     def carry(self, state: Tensor, name: str) -> Tensor:
         """There is no single stream: all of them, [B, T, n, D], pass a hook point of their own."""

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -272,6 +272,10 @@ class MultiwayDynamicDense(ResidualSystem):
             return gates["weights_r"]
         weights = {way: gates[f"weights_{way}"] for way in self.ways(site)}
         return weights if len(weights) > 1 else weights[""]
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        mixes = self._after(site) and site.kind != "mlp"
+        return "state" if mixes and self.cfg.weights == "dynamic" else "nothing"
 
     def _hooks(self) -> None:
         self.single_stream_hooks()

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.attnres import Keys
-from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
 
@@ -325,6 +325,11 @@ class OpenAttentionResiduals(ResidualSystem):
             return None
         ways = self.ways(site)
         return gates["weights"] if ways == ("",) else {way: gates[f"weights{way}"] for way in ways}
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        if not self._mixes(site) or len({source.atoms for source in self.sources(site)}) == 1:
+            return "nothing"
+        return "state" if self.scheme.filters else "keys"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return self._sources[site.index]

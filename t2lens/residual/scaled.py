@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, Norm, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import centred, rms_scale, wide
 from t2lens.sublayers.positions import Places
 
@@ -145,6 +145,7 @@ class ScaledResidual(ResidualSystem):
         super().__init__(cfg, sites)
         assert isinstance(cfg.residual, Scaled)
         self.cfg = cfg.residual
+        self.stream_is_whole = self.cfg.x0 is None
         d, n = cfg.d_model, len(sites) - 1
         self.single_stream_hooks()
         self.gains: dict[str, Gain] = {
@@ -304,6 +305,10 @@ class ScaledResidual(ResidualSystem):
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return (Source("stream", self.atoms[: site.index + 1]),)
+
+    def weights_from(self, site: Site) -> WeightsFrom:
+        seen = self.cfg.gate != "none" or self.cfg.post_norm is not None
+        return "state" if seen or (self.cfg.low_rank is not None and self.cfg.low_rank_form == "normed") else "nothing"
 
     def gate(self, gates: Gates) -> Tensor | None:
         return gates["gate"].mean(dim=-1) if "gate" in gates else None
