@@ -81,16 +81,14 @@ def _errors(data: Any, erases: bool) -> Iterator[str]:
         least, most = int(left.argmin()), int(left.argmax())
         yield (
             f"The error along k, |k^T X - v|, goes from {before.mean():.3g} to {after.mean():.3g} in the mean over "
-            f"sublayers (to {_percent(left[least])} at {sites[least]}, to {_percent(left[most])} at "
-            f"{sites[most]}). That it "
-            "shrinks follows from beta in (0, 2); by how much, |1 - beta|, is what the model has learned."
+            f"sublayers (to {_percent(left[least])} at {sites[least]}, to {_percent(left[most])} at {sites[most]}). "
+            "That it shrinks follows from beta in (0, 2); by how much, |1 - beta|, is what the model has learned."
         )
     else:
         yield (
             f"The difference |k^T X - v| goes from {before.mean():.3g} to {after.mean():.3g} in the mean over "
-            "sublayers, and "
-            f"becomes smaller at {int((after < before).sum())} of {len(before)}: without erasing it is no error "
-            "to shrink."
+            f"sublayers, and becomes smaller at {int((after < before).sum())} of {len(before)}: without erasing it is "
+            "no error to shrink."
         )
     erased, written = data["erased"].values, data["written"].values
     energy = f"erased energy is {erased.sum() / max(written.sum(), 1e-30):.2f} of the written, and " if erases else ""
@@ -126,8 +124,7 @@ def _transport(data: Any, width: int) -> Iterator[str]:
         f"Transport to the readout at one token: of the embedding's length {_percent(last[0])} is left (median), the "
         f"smallest singular value from there is {small[0]:.3g} and the effective rank "
         f"{float(data['transport_rank'].values[0]):.1f} of {width}; of a write along k, "
-        f"{_percent(np.nanmean(last[1:]))} "
-        f"is left in the mean over sublayers, least {_percent(np.nanmin(last[1:]))}."
+        f"{_percent(np.nanmean(last[1:]))} is left in the mean over sublayers, least {_percent(np.nanmin(last[1:]))}."
     )
 
 

@@ -106,7 +106,11 @@ class _Data:
             ),
             "beta_histogram": (("site", "bin"), counts, _is("tokens whose beta lies in the bin", "tokens")),
             "share": (("site", "regime"), shares, _is(f"share of tokens by {_cuts(erases)}", "of tokens")),
-            "eigenvalue_quantile": (("site", "quantile"), eigen, _is("quantiles of the eigenvalue 1 - beta", "")),
+            "eigenvalue_quantile": (
+                ("site", "quantile"),
+                eigen,
+                _is(f"quantiles of the eigenvalue along k, {_eigenvalue(erases)}", ""),
+            ),
             "eigenvalue_negative": (site, negative, _is("share of tokens with a negative eigenvalue", "of tokens")),
             "saturated": (
                 site,
@@ -244,6 +248,10 @@ def _cuts(erases: bool) -> str:
     return "regime of beta" if erases else "size of beta (nothing is erased, so these are no regimes)"
 
 
+def _eigenvalue(erases: bool) -> str:
+    return "1 - beta" if erases else "1, as nothing is erased"
+
+
 def _mean(x: Tensor) -> Tensor:
     return x.mean(dim=1).cpu()
 
@@ -316,9 +324,8 @@ def _notes(seen: Measured) -> tuple[str, ...]:
     notes = [
         "What is stated holds for this model (one set of trained weights) on this text, not for Deep Delta "
         "Learning at large.",
-        f"Over {int(batch.valid.sum())} tokens in {len(batch.tokens)} sequences, padding left out; each mean is "
-        "over all of "
-        "these tokens, and the row 'all' is the mean over sublayers (effects: of all sublayers at once).",
+        f"Over {int(batch.valid.sum())} tokens in {len(batch.tokens)} sequences, padding left out; each mean is over "
+        "all of these tokens, and the row 'all' is the mean over sublayers (effects: of all sublayers at once).",
         f"Bounds: skip below {EDGES[0]:g}, partial below {EDGES[1]:g}, overwrite to {EDGES[2]:g}, over-relax to "
         f"{EDGES[3]:g}, reflect above; saturated: gate logit beyond +-{SATURATED:g}; without a direction: |F| below "
         f"{IDLE * seen.gates.k_eps:g}; a constant gate: standard deviation of beta below {CONSTANT:g}.",

@@ -145,8 +145,8 @@ def _figures(data: Any) -> Iterator[tuple[str, str]]:
 
 
 def _key(names: Any) -> str:
-    return "".join(
-        f'<span class="key"><i style="background:{color}"></i>{html.escape(name)}</span> '
+    return " ".join(
+        f'<span class="key"><i style="background:{color}"></i>{html.escape(name)}</span>'
         for name, color in zip(names, REGIME, strict=True)
     )
 
@@ -173,9 +173,9 @@ def _histograms(data: Any, sites: list[str]) -> tuple[str, str]:
         lines.append(row(*plots))
     named = "regimes" if data.attrs["erases"] else "sizes of a write (nothing is erased)"
     caption = (
-        f"Beta over {int(data['n_tokens'])} tokens at every write, in order of depth; each panel is scaled to "
-        "its highest "
-        f"bin. Colours are {named}, with bounds at 0.1, 0.9, 1.1 and 1.5: {_key(data['regime'].values.tolist())}."
+        f"Beta over {int(data['n_tokens'])} tokens at every write, in order of depth; each panel is scaled to its "
+        f"highest bin. Colours are {named}, with bounds at 0.1, 0.9, 1.1 and 1.5: "
+        f"{_key(data['regime'].values.tolist())}."
     )
     return "".join(lines), caption
 
@@ -198,7 +198,8 @@ def _regimes(data: Any, sites: list[str]) -> tuple[str, str]:
         left.instead("regime names are refused: a precondition fails")
     _depth_axis(left, sites)
     eigen = data["eigenvalue_quantile"]
-    right = Plot(half, 230, (-0.6, n - 0.4), (-1, 1.02), title="b  Eigenvalue 1 \u2212 \u03b2 along k", bottom=46)
+    eigenvalue = "b  Eigenvalue along k" + (", 1 \u2212 \u03b2" if data.attrs["erases"] else "")
+    right = Plot(half, 230, (-0.6, n - 0.4), (-1, 1.02), title=eigenvalue, bottom=46)
     xs = list(range(n))
     if np.isfinite(eigen.values).all():
         at = {q: eigen.sel(quantile=q).values for q in (0.05, 0.25, 0.5, 0.75, 0.95)}
@@ -209,9 +210,8 @@ def _regimes(data: Any, sites: list[str]) -> tuple[str, str]:
         right.instead("refused: without the preconditions beta is no eigenvalue")
     _depth_axis(right, sites)
     caption = (
-        f"(a) {_key(data['regime'].values.tolist())}. (b) median over tokens with the middle 50% and 90%; below "
-        "the line at "
-        "0 a write turns the sign of what the state held along k."
+        f"(a) {_key(data['regime'].values.tolist())}. (b) median over tokens with the middle 50% and 90%; below the "
+        "line at 0 a write turns the sign of what the state held along k."
         if data.attrs["erases"]
         else "(a) Sizes of a write. (b) Nothing is erased, so the state is carried on as it is: eigenvalue 1."
     )
@@ -241,12 +241,11 @@ def _errors(data: Any, sites: list[str]) -> tuple[str, str]:
     c.line(xs, change, BLUE).dots(xs, change, BLUE, sites).line(xs, alignment, GOLD).dots(xs, alignment, GOLD, sites)
     for plot in (a, b, c):
         _depth_axis(plot, sites)
+    erases = ", and erases, |beta k k<sup>T</sup>X|\u00b2 (red)" if data.attrs["erases"] else ""
     caption = (
         "Means over tokens. (a) |k<sup>T</sup>X \u2212 v| before the write (red) and after it (blue). (b) Energy "
-        "that a write "
-        "brings, |beta v|\u00b2 (blue), and erases, |beta k k<sup>T</sup>X|\u00b2 (red). (c) Net change |X' "
-        "\u2212 X| / |X| "
-        "(blue) and alignment |k<sup>T</sup>X| / |X| (gold)."
+        f"that a write brings, |beta v|\u00b2 (blue){erases}. (c) Net change |X' \u2212 X| / |X| (blue) and alignment "
+        "|k<sup>T</sup>X| / |X| (gold)."
     )
     return row(a, b, c), caption
 
@@ -256,9 +255,8 @@ def _reuse(data: Any, sites: list[str]) -> tuple[str, str]:
     b = heat(data["overlap"].values, sites, "b  overlap of spans over text", size=400)
     r = data.sizes["angle"]
     return row(a, b, gap=60), (
-        f"Reuse of directions. (a) Two sublayers at the same token. (b) The spans of their {r} leading "
-        "directions over text: "
-        "mean cos\u00b2 of the principal angles, 1 for the same span, 0 for spans apart."
+        f"Reuse of directions. (a) Two sublayers at the same token. (b) The spans of their {r} leading directions "
+        "over text: mean cos\u00b2 of the principal angles, 1 for the same span, 0 for spans apart."
     )
 
 
@@ -286,11 +284,10 @@ def _transport(data: Any) -> tuple[str, str]:
     for plot in (b, c):
         _depth_axis(plot, atoms)
     caption = (
-        f"Frozen transport of the state to the readout at one token, over {int(data['n_transport_tokens'])} "
-        "tokens. (a) Its "
-        f"{r} singular values in the span of the directions (all others are 1): median and middle 90%. (b) |T x| "
-        "/ |x| of the "
-        "embedding and of each write along its k: median, middle 50% and 90%. (c) Effective rank, mean over tokens."
+        f"Frozen transport of the state to the readout at one token, over {int(data['n_transport_tokens'])} tokens. "
+        f"(a) Its {r} singular values in the span of the directions (all others are 1): median and middle 90%. (b) |T "
+        "x| / |x| of the embedding and of each write along its k: median, middle 50% and 90%. (c) Effective rank, "
+        "mean over tokens."
     )
     return row(a, b, c), caption
 
@@ -314,8 +311,7 @@ def _effects(data: Any, sites: list[str]) -> tuple[str, str]:
     what = "Change of the loss in nats per token" if by_loss else "KL in nats per token"
     return row(*plots), (
         f"{what} with another gate in place of beta, at one sublayer alone; whiskers are 95% intervals over "
-        "sequences. The "
-        "number in each panel is the effect of the same gate at all sublayers at once. Scales differ."
+        "sequences. The number in each panel is the effect of the same gate at all sublayers at once. Scales differ."
     )
 
 

@@ -227,8 +227,9 @@ def _ramp(f: float) -> str:
 
 def _round_ticks(low: float, high: float, *, log: bool) -> list[float]:
     if log:
-        found = [10.0**e for e in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
-        return found if len(found) > 1 else [10.0**low, *found, 10.0**high]
+        decades = range(math.floor(low), math.ceil(high) + 1)
+        every = [m * 10.0**e for e in decades for m in ((1, 2, 5) if high - low <= 2 else (1,))]
+        return [v for v in every if 10 ** (low - 1e-9) <= v <= 10 ** (high + 1e-9)]
     step = 10 ** math.floor(math.log10((high - low) / 3))
     step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= 5)
     return [round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
