@@ -153,6 +153,44 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="paths",
+        title="Paths through depth",
+        group="attribution",
+        what="Which paths (atom by atom, back to a token) carry most of a logit; all of them sum to it.",
+        function="t2lens.analysis.paths:top_paths",
+        options=(
+            Option(name="pos", kind="position", help="Which position predicts; -1 is the last.", default=-1),
+            Option(name="token", kind="token", help="The token; left out: the likeliest next one."),
+            Option(name="against", kind="token", help="Another token: follow the logit difference to it."),
+            Option(name="n", kind="count", help="How many paths are listed.", default=20),
+            Option(name="max_expansions", kind="count", help="How many leaves are followed on at most.", default=200),
+            Option(
+                name="by_position", kind="flag", help="An atom at two positions is two nodes of a path.", default=True
+            ),
+            _FORM,
+        ),
+    ),
+    Analysis(
+        key="rollout",
+        title="Two-axis rollout",
+        group="attribution",
+        what="Where what is read at one place comes from, over depth and positions: a share of every node.",
+        function="t2lens.analysis.flow:rollout",
+        options=(
+            Option(name="pos", kind="position", help="Which position reads; -1 is the last.", default=-1),
+            Option(name="site", kind="site", help="Where it reads.", default="out"),
+            Option(name="way", kind="word", help="Which read of the site, where it has several (q, k, v, r)."),
+            Option(
+                name="by",
+                kind="choice",
+                help="Size of a contribution: its length, or its part along the whole.",
+                default="norm",
+                choices=("norm", "projection"),
+            ),
+            _FORM,
+        ),
+    ),
+    Analysis(
         key="advantage",
         title="Routing advantage",
         group="routes",

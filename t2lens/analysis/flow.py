@@ -1,0 +1,263 @@
+"""Two-axis rollout: unit mass at one read, followed back over depth and over positions until the embeddings hold it.
+
+    depth       a read divides its mass over what was written, in proportion to the size of each contribution:
+                mass(a, t') += mass(read, t) |c_a,t'| / sum |c|      with  read_t = sum_{a,t'} c_a,t'
+    sequence    an atom divides its mass over the positions that its sublayer read, by the same rule:
+                mass(read, s) += mass(atom, t) |u_s| / sum |u|       with  atom_t = sum_s u_s + constant
+
+Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928) multiplies attention maps and stands every residual
+connection at one half; here the depth axis is what the residual system does. The size on the sequence axis is that of
+the attention-weighted value after the output projection, summed over heads (Kobayashi et al. 2020, arXiv 2004.10102),
+because weights on small values move nothing. An MLP stays at its position. Both axes follow the one rule, "contribution
+to the frozen pass" (`t2lens.analysis.frozen`), so convolutions over time, KV shift, value residuals and reads that look
+back in time (Deep Delta Learning compressed over time) need no rule of their own.
+
+Every step divides all of the mass it was given, so what the embeddings absorb sums to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from t2lens.analysis.finding import Chart, Finding
+from t2lens.analysis.frozen import Frozen, place, value_read, walk
+from t2lens.analysis.inputs import Batch, read_batch
+from t2lens.analysis.layout import put, token_coords
+from t2lens.analysis.progress import progress
+from t2lens.analysis.sizes import WATCHED, Size, sequence_sizes, size_of
+from t2lens.mixing import Step
+from t2lens.residual import Read, Site
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["rollout"]
+
+
+def rollout(
+    model: Transformer,
+    input: Any,
+    *,
+    attention_mask: Any = None,
+    pos: int = -1,
+    site: str = "out",
+    way: str | None = None,
+    by: Size = "norm",
+    form: str = "additive",
+) -> Finding:
+    """Where what is read at one place comes from, over both axes: every (site, position) node's share of it.
+
+    Equation and source: see the module. Mass is a share, at most 1 at any node; nodes of different depth lie on the
+    same routes and do not add up, while the embeddings' absorbed mass sums to 1.
+
+    Args:
+        input: one text, or token ids [pos] or [1, pos] with their `attention_mask`.
+        pos, site: the read that is followed back; pos is counted over the real tokens (negative: from the end).
+        way: which read of the site, where it has several; by default the one whose content it passes on ("v").
+        by: the size of a contribution, "norm" (its length) or "projection" (its part along the whole, if positive; the
+            whole is the read, or what the sublayer wrote).
+        form: form of the residual system's account, as in `mixing_matrix`.
+
+    Returns:
+        A Finding with `mass` (site, pos) that passes each read, `atom_mass` (atom, pos) that passes each write,
+        `absorbed` (pos) by the embeddings, and `stuck` (site, pos): mass that reached a place with no contribution to
+        follow (a zero read, or a sublayer that wrote only its bias). absorbed and stuck sum to 1.
+
+    Raises:
+        ValueError: several sequences, no such position, site, way, form or `by`.
+
+    Example:
+        >>> import t2lens
+        >>> from t2lens.analysis import rollout
+        >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
+        >>> found = rollout(model, [0, 7, 3])
+        >>> round(float(found["absorbed"].sum()), 6)
+        1.0
+    """
+    if by not in ("norm", "projection"):
+        raise ValueError(f"by must be norm or projection, not {by!r}.")
+    start = _start(model, site, way)
+    batch = read_batch(model, input, attention_mask)
+    at = place(batch, pos)
+    watch = [f"blocks.{s.layer}.{s.kind}.hook_{x}" for s in model.sites[:-1] if s.kind != "mlp" for x in WATCHED]
+    frozen = Frozen(model, batch.tokens, batch.mask, form=form, watch=watch)
+    flow = _Flow(frozen, by, start)
+    flow.run(at)
+    return _finding(model, batch, start, at, by, flow)
+
+
+def _start(model: Transformer, site: str, way: str | None) -> Read:
+    sites = {each.name: each for each in model.sites}
+    if site not in sites:
+        near = get_close_matches(site, sites, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sites)}."
+        raise ValueError(f"No site {site!r}; {hint}")
+    ways = model.residual.ways(sites[site])
+    if way is None:
+        return value_read(model.residual, sites[site])
+    if way not in ways:
+        given = ", ".join(map(repr, ways)) if ways != ("",) else "one way only, so leave way out"
+        raise ValueError(f"The site {site} does not read in the way {way!r}; it has {given}.")
+    return Read(sites[site], way)
+
+
+@dataclass
+class _Flow:
+    """The sweep. Masses are float64 on the CPU; positions are those of the one sequence."""
+
+    frozen: Frozen
+    by: Size
+    start: Read
+
+    def __post_init__(self) -> None:
+        model = self.frozen.model
+        self.n_pos = self.frozen.atoms[0].shape[1]
+        self.atom_mass = torch.zeros(len(model.atoms), self.n_pos, dtype=torch.float64)
+        self.mass: dict[str, Tensor] = {}
+        self.stuck = torch.zeros(len(model.sites), self.n_pos, dtype=torch.float64)
+
+    def run(self, at: int) -> None:
+        model, residual = self.frozen.model, self.frozen.model.residual
+        sites = model.sites[: self.start.site.index]
+        self.mass = {value_read(residual, s).name: torch.zeros(self.n_pos, dtype=torch.float64) for s in sites}
+        self.mass[self.start.name] = torch.zeros(self.n_pos, dtype=torch.float64)
+        self.mass[self.start.name][at] = 1.0
+        depth = dict(self._depth_shares())
+        self._to_atoms(self.start, depth)
+        for site in progress(reversed(sites), "Following mass back", total=len(sites)):
+            if bool((self.atom_mass[site.index + 1] > 0).any()):
+                self._to_reads(site)
+            self._to_atoms(value_read(residual, site), depth)
+
+    def _to_atoms(self, read: Read, depth: dict[str, Tensor]) -> None:
+        """What a read holds goes to the atoms, each at the position where it was written."""
+        mass, shares = self.mass[read.name], depth[read.name]  # [T], [A, lag, T]
+        for lag in range(shares.shape[1]):
+            moved = shares[:, lag] * mass
+            self.atom_mass[:, : self.n_pos - lag] += moved[:, lag:]
+        self.stuck[read.site.index] += mass * (shares.sum(dim=(0, 1)) == 0)
+
+    def _to_reads(self, site: Site) -> None:
+        """What an atom holds goes to the reads that its sublayer made it of, at their positions."""
+        mass = self.atom_mass[site.index + 1]
+        shares = _divided(dict(sequence_sizes(self.frozen, site, self.by)))
+        for name, share in shares.items():
+            self.mass[name] += mass @ share
+        followed = sum((share.sum(dim=-1) for share in shares.values()), torch.zeros(self.n_pos, dtype=torch.float64))
+        self.stuck[site.index] += mass * (followed == 0)
+
+    def _depth_shares(self) -> Iterator[tuple[str, Tensor]]:
+        """For every read that mass can pass: its shares [A, lag, T] of atoms written `lag` positions earlier."""
+        record, residual = self.frozen.record, self.frozen.model.residual
+        wanted = set(self.mass)
+        n_lags = min(1 + residual.looks_back, self.n_pos)
+        found = {name: torch.zeros(len(self.frozen.atoms), n_lags, self.n_pos, dtype=torch.float64) for name in wanted}
+        t = torch.arange(self.n_pos)
+        # atoms of one position in n_lags at a time: then every read sees at most one of them, and which is known
+        for kept in range(n_lags):
+            for read, parts in _contributions(self.frozen, t % n_lags == kept):
+                if read.name in wanted:
+                    size = size_of(parts, record.reads[read.name], self.by)[:, 0]  # [A, T]
+                    found[read.name][:, (t - kept) % n_lags, t] = size.double().cpu()
+        for name, sizes in found.items():
+            total = sizes.sum(dim=(0, 1))
+            yield name, torch.where(total > 0, sizes / torch.where(total > 0, total, 1.0), 0.0)
+
+
+@torch.no_grad()
+def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, Tensor]]:
+    """For every read: contributions [A, B, T, D] of what was written at the positions `where` [T]."""
+    n_atoms = len(frozen.atoms)
+
+    def slot(atom: Tensor, i: int) -> Tensor:
+        line = atom.new_zeros(n_atoms, *atom.shape)
+        line[i] = atom * where.to(atom).view(-1, *[1] * (atom.ndim - 2))
+        return line
+
+    def written(step: Step) -> Tensor:
+        assert step.out is not None
+        return slot(frozen.code.atom(step.out, step.gates), step.site.index + 1)
+
+    yield from walk(frozen.code, frozen.record, slot(frozen.atoms[0].detach(), 0), written)
+
+
+def _divided(sizes: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sizes {read: [T, S]} as shares of their sum over reads and S; 0 in a row of zeros."""
+    if not sizes:
+        return {}
+    total = sum(size.sum(dim=-1, keepdim=True) for size in sizes.values())
+    assert isinstance(total, Tensor)
+    return {n: torch.where(total > 0, x / torch.where(total > 0, total, 1.0), 0.0) for n, x in sizes.items()}
+
+
+# --- the result -----------------------------------------------------------------------------------------------------
+
+
+def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, flow: _Flow) -> Finding:
+    valid = batch.valid[0].cpu().numpy()
+    names = {value_read(model.residual, s).name: s.name for s in model.sites} | {start.name: start.site.name}
+    sites = [s.name for s in model.sites if s.index <= start.site.index]
+    mass = np.zeros((len(sites), flow.n_pos))
+    for name, row in flow.mass.items():
+        mass[sites.index(names[name])] += row.numpy()
+    n_atoms = 1 + start.site.index
+    absorbed, stuck = flow.atom_mass[0].numpy(), flow.stuck[: len(sites)].numpy()
+
+    def shown(values: np.ndarray) -> np.ndarray:
+        return np.where(valid, values, np.nan)
+
+    lost = float(abs(1 - absorbed.sum() - stuck.sum()))
+    words = batch.strings[0]
+    what = f"{start.name} at position {at} ({words[at]!r})"
+    atoms = list(model.atoms[:n_atoms])
+    data = xr.Dataset(coords={"site": sites, "atom": atoms, **token_coords(batch)})
+    put(data, "mass", ("site", "pos"), shown(mass), f"share of {what} that passes this read")
+    through = shown(flow.atom_mass[:n_atoms].numpy())
+    put(data, "atom_mass", ("atom", "pos"), through, f"share of {what} that passes this write")
+    put(data, "absorbed", ("pos",), shown(absorbed), "share that ends in this embedding")
+    put(data, "stuck", ("site", "pos"), shown(stuck), "share that had nothing to follow here")
+    put(data, "error", (), lost, "mass that is neither absorbed nor stuck")
+    order = np.argsort(-absorbed, kind="stable")
+    rows = tuple((int(i), words[i], float(absorbed[i]), _busiest(data, int(i))) for i in order if valid[i])
+    size = {
+        "norm": "the length of a contribution",
+        "projection": "the part of a contribution along the whole, 0 where that is negative",
+    }
+    notes = [
+        f"Unit mass at {what}. Size: {size[by]}. Embeddings absorb {absorbed.sum():.6g}; "
+        f"{stuck.sum():.3g} found nothing to follow (stuck); {lost:.1g} is missing.",
+        "Each read divides its mass over the atoms that contribute to it, each atom over the positions that its "
+        "sublayer read. Biases get none. Sizes hide signs: contributions that cancel both get mass.",
+        "Queries and keys decide where attention looks, not what it passes on, so mass goes through values alone"
+        + (" (the way v)." if any("v" in model.residual.ways(s) for s in model.sites) else "."),
+        "Gates, norm scales and patterns are held at their values in this pass; no causal claim.",
+        "Attention rollout: arXiv 2005.00928; value-weighted attention: arXiv 2004.10102; over depth: contributions.",
+    ]
+    if model.residual.looks_back:
+        notes.insert(1, "Reads of this system look back in time; mass follows each write to its own position.")
+    return Finding(
+        title=f"Rollout of {what}",
+        dataset=data,
+        columns=("pos", "token", "absorbed", "largest write here"),
+        rows=rows,
+        notes=(*notes, *batch.notices),
+        charts=(
+            Chart(kind="heat", variable="mass", x="pos", y="site", title=f"Rollout of {what}: reads"),
+            Chart(kind="heat", variable="atom_mass", x="pos", y="atom", title=f"Rollout of {what}: writes"),
+            Chart(kind="bars", variable="absorbed", x="pos", title="Where the mass comes from"),
+        ),
+    )
+
+
+def _busiest(data: xr.Dataset, pos: int) -> str | None:
+    """The sublayer whose write at `pos` passes most mass."""
+    column = data["atom_mass"].values[1:, pos]
+    return str(data["atom"].values[1 + int(column.argmax())]) if column.size and column.max() > 0 else None
