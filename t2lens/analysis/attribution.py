@@ -280,26 +280,26 @@ def attribute_loss(
 
 
 def _mean_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """[N, V] float64: the mean over t in 0..1 of softmax(t z) - e_y, and how many nodes the hardest rows took."""
+    """[N, V] float64: the mean over t in 0..1 of softmax(t z) - e_y, and how many nodes the hardest row took."""
     out, most = torch.empty(logits.shape, dtype=torch.float64, device=logits.device), 0
+    close = max(_CLOSE, torch.finfo(logits.dtype).eps / 100)  # well below the rounding of the logits themselves
     size = max(1, _ENTRIES // logits.shape[1])
     for first in range(0, len(logits), size):
         z, y = logits[first : first + size].double(), targets[first : first + size, None]
-        lowered = z.log_softmax(dim=-1).gather(-1, y).squeeze(-1) + log(z.shape[1])  # log V - loss
-        largest, before, g = z.abs().amax(dim=-1), None, z
-        for count in _NODES:
+        rows, before = torch.arange(first, first + len(z), device=z.device), torch.full_like(z, torch.inf)
+        for count in _NODES:  # each row until it stays as it is
             g = torch.zeros_like(z)
             for t, weight in _legendre(count):
                 g.add_((t * z).softmax(dim=-1), alpha=weight)
             g.scatter_add_(-1, y, torch.full_like(g[:, :1], -1.0))
-            most = max(most, count)
-            if before is not None:
-                moved = (g - before).abs().sum(dim=-1) * largest
-                incomplete = ((g * z).sum(dim=-1) + lowered).abs()
-                if bool((torch.maximum(moved, incomplete) <= _CLOSE * (1 + largest)).all()):
-                    break
-            before = g
-        out[first : first + size] = g
+            out[rows], most = g, max(most, count)
+            largest = z.abs().amax(dim=-1)
+            lowered = z.log_softmax(dim=-1).gather(-1, y).squeeze(-1) + log(z.shape[1])  # log V - loss
+            off = torch.maximum((g - before).abs().sum(dim=-1) * largest, ((g * z).sum(dim=-1) + lowered).abs())
+            more = ~(off <= close * (1 + largest))
+            if not bool(more.any()):
+                break
+            rows, z, y, before = rows[more], z[more], y[more], g[more]
     return out, most
 
 
