@@ -32,6 +32,7 @@ __all__ = [
     "contributions_of_parts",
     "mixing_by_read",
     "mixing_matrix",
+    "walk",
 ]
 
 _TOLERANCE = 0.1  # of a read, far above rounding, in half precision too
@@ -162,7 +163,15 @@ def _account(
         apart[starts[i] : starts[i] + counts[i]] = vectors
         return apart
 
-    state = code.begin(lines(0, None))
+    yield from walk(code, record, lines(0, None), lambda step: lines(step.site.index + 1, step))
+
+
+def walk(
+    code: ResidualSystem, record: ForwardRecord, embed: Tensor, atom: Callable[[Step], Tensor]
+) -> Iterator[tuple[Read, Tensor]]:
+    """Run linear code with the gates of a record on `embed` and on `atom(step)` of every step that wrote: yields every
+    (read, what it reads). Both [..., B, T, D] with any leading axes; gradients flow where they are on."""
+    state = code.begin(embed)
     for together in _together(record.steps):
         for step in together:
             state = code.enter(state, step.site, step.gates)
@@ -170,7 +179,7 @@ def _account(
                 yield Read(step.site, way), read
         for step in together:
             if step.out is not None:
-                state = code.write(state, step.site, lines(step.site.index + 1, step), step.gates)
+                state = code.write(state, step.site, atom(step), step.gates)
 
 
 def _whole(code: ResidualSystem, record: ForwardRecord, *, width_one: bool) -> Iterator[tuple[Read, Tensor]]:

@@ -28,12 +28,12 @@ import xarray as xr
 from torch import Tensor
 
 from t2lens.analysis.finding import Chart, Finding
-from t2lens.analysis.frozen import Frozen, place, value_read, walk
+from t2lens.analysis.frozen import Frozen, place, value_read
 from t2lens.analysis.inputs import Batch, read_batch
 from t2lens.analysis.layout import put, token_coords
 from t2lens.analysis.progress import progress
 from t2lens.analysis.sizes import WATCHED, Size, sequence_sizes, size_of
-from t2lens.mixing import Step
+from t2lens.mixing import Step, walk
 from t2lens.residual import Read, Site
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Flow:
         found = {name: torch.zeros(len(self.frozen.atoms), n_lags, self.n_pos, dtype=torch.float64) for name in wanted}
         t = torch.arange(self.n_pos)
         # atoms of one position in n_lags at a time: then every read sees at most one of them, and which is known
-        for kept in range(n_lags):
+        for kept in progress(range(n_lags), "Dividing reads over depth", total=n_lags):
             for read, parts in _contributions(self.frozen, t % n_lags == kept):
                 if read.name in wanted:
                     size = size_of(parts, record.reads[read.name], self.by)[:, 0]  # [A, T]

@@ -19,7 +19,6 @@ what the first attention read, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +26,8 @@ from torch import Tensor
 
 from t2lens.analysis.layout import columns_of
 from t2lens.hooks import HookPoint
-from t2lens.mixing import ForwardRecord, Step
-from t2lens.residual import Read, ResidualSystem, Site, by_way
+from t2lens.mixing import ForwardRecord, Step, walk
+from t2lens.residual import Read, ResidualSystem, Site
 from t2lens.sublayers import MLP, Attention, LocalConv, Norm
 from t2lens.sublayers.short_conv import causal_conv
 from t2lens.sublayers.values import KVShift, ValueResidual
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from t2lens.analysis.inputs import Batch
     from t2lens.model import Transformer
 
-__all__ = ["Frozen", "place", "value_read", "walk"]
+__all__ = ["Frozen", "place", "value_read"]
 
 Hook = Callable[..., Tensor | None]
 _ALIKE = 0.01  # how far a linearised value may lie from the one that passes and still be that value, rounded
@@ -166,22 +165,6 @@ def place(batch: Batch, pos: int) -> int:
 def value_read(residual: ResidualSystem, site: Site) -> Read:
     """The read of a site whose content goes into what it writes: the one there is, or that of the values."""
     return Read(site, "v" if "v" in residual.ways(site) else "")
-
-
-def walk(
-    code: ResidualSystem, record: ForwardRecord, embed: Tensor, atom: Callable[[Step], Tensor]
-) -> Iterator[tuple[Read, Tensor]]:
-    """Run the linear code with the recorded gates on `embed` and `atom(step)`: yields every (read, what it reads)."""
-    state = code.begin(embed)
-    for _, group in groupby(record.steps, key=lambda step: step.site.seen):
-        together = list(group)  # one step, or a parallel block, whose sites read before any of them writes
-        for step in together:
-            state = code.enter(state, step.site, step.gates)
-            for way, read in by_way(code.read(state, step.site, step.gates)).items():
-                yield Read(step.site, way), read
-        for step in together:
-            if step.out is not None:
-                state = code.write(state, step.site, atom(step), step.gates)
 
 
 # --- what is held ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from t2lens.analysis.frozen import Frozen, value_read, walk
+from t2lens.analysis.frozen import Frozen, value_read
 from t2lens.config import (
     MLP,
     Attention,
@@ -19,6 +19,7 @@ from t2lens.config import (
     ShortConv,
     ValueResidual,
 )
+from t2lens.mixing import walk
 from tests.systems import SYSTEMS, random_tokens, tiny
 
 TIGHT = 1e-10
