@@ -297,7 +297,8 @@ def _estimated(setting: _Setting) -> np.ndarray:
     seen: dict[str, Tensor] = {}
 
     def watch(x: Tensor, *, hook: Any) -> Tensor:
-        x = x if x.requires_grad else x.detach().requires_grad_()  # where parameters are frozen
+        # a node of its own: what was made of the tensor before it came here is not what a patch changes
+        x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()  # (parameters may be frozen)
         seen[hook.name] = x
         return x
 
@@ -372,11 +373,12 @@ def _finding(setting: _Setting, what: str, positions: str, values: dict[str, np.
 
 
 def _heat(grid: Grid, variable: str, positions: str) -> Chart:
+    first, *more = grid.axes
     if positions == "each":  # of several heads or streams the last one; the data has all
-        return Chart(kind="heat", variable=variable, x="pos", y=grid.axes[0], signed=True)
-    if len(grid.axes) > 1:
-        return Chart(kind="heat", variable=variable, x=grid.axes[1], y=grid.axes[0], signed=True)
-    return Chart(kind="bars", variable=variable, x=grid.axes[0], signed=True)
+        return Chart(kind="heat", variable=variable, x="pos", y=first, signed=True)
+    if more:
+        return Chart(kind="heat", variable=variable, x=more[0], y=first, signed=True)
+    return Chart(kind="bars", variable=variable, x=first, signed=True)
 
 
 def _table(
