@@ -14,10 +14,11 @@ with warnings.catch_warnings():  # tqdm's advice to install widgets, in every no
     import transformer_lens as _  # noqa: F401
 
 from .cache import ActivationCache as ActivationCache
-from .cache import NotAdditiveError as NotAdditiveError
 from .cache import load_cache as load_cache
+from .depth import DepthStack as DepthStack
 from .describe import HookRow as HookRow
 from .describe import HookTable as HookTable
 from .names import resolve_names as resolve_names
+from .plain_sum import NotAdditiveError as NotAdditiveError
 from .point import HookPoint as HookPoint
 from .root import HookedRoot as HookedRoot

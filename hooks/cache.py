@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformer_lens import ActivationCache as LensCache
 from transformer_lens.utilities.components_utils import get_act_name
 from transformer_lens.utilities.slice import Slice
 
+from .depth import DepthStack, stack_weights, unknown_read
 from .describe import family
 from .files import read_tensors, write_tensors
 from .names import count_layers, unknown_name
+from .plain_sum import PlainSumCache
 
-# What transformer_lens offers that says nothing about a sum over layers. compute_head_results and
-# get_neuron_results split the output of one sublayer, which is exact whatever is done with that output. Every
-# other public method, also one that a later version adds, is refused where the stream is not a plain sum.
-_SAFE_ANYWHERE = frozenset(
-    {
-        "apply_slice_to_batch_dim",
-        "compute_head_results",
-        "compute_ssm_effective_attention",
-        "compute_ssm_state",
-        "get_neuron_results",
-        "items",
-        "keys",
-        "remove_batch_dim",
-        "ssm_layers",
-        "stack_activation",
-        "to",
-        "toggle_autodiff",
-        "values",
-    }
-)
+_MIXING = "t2lens.mixing"  # in a file, beside the tensors of hook points
 
 
-class NotAdditiveError(ValueError):
-    """A helper that takes the residual stream for a plain sum was called where it is not one."""
-
-
-class ActivationCache(LensCache):
+class ActivationCache(PlainSumCache):
     """The tensors of one pass by hook name, with the methods of transformer_lens.
 
     `apply_ln` divides by the recorded norm scale and leaves the norm's weight out, so that parts sum to
@@ -53,6 +29,7 @@ class ActivationCache(LensCache):
 
     Attributes:
         record: what the model noted of a full pass for exact decomposition, or None.
+        mixing: [read, atom, batch, pos] in a cache that was loaded from a file that has it: enough for `decompose`.
         tokens: the token ids [batch, pos] of the pass, or None.
         info: what was saved beside the tensors, in a cache that was loaded from a file.
     """
@@ -70,6 +47,7 @@ class ActivationCache(LensCache):
         super().__init__(cache_dict, model, has_batch_dim)
         self.model: Any = model
         self.tokens, self.record, self.info = tokens, record, info or {}
+        self.mixing: Tensor | None = None
 
     def __getitem__(self, key: Any) -> Tensor:
         """A tensor by full name, by short form ("pattern0") or by (name, layer[, layer type]).
@@ -129,151 +107,79 @@ class ActivationCache(LensCache):
             raise ValueError(f"{activation_name!r} cannot be stacked over {count} layers: {why}.")
         return torch.stack(parts)
 
-    # ---- a stream that is a plain sum ----
+    def decompose(
+        self, read: str = "out", *, by: Literal["atom", "head"] = "atom", form: str = "additive"
+    ) -> tuple[Tensor, list[str]]:
+        """What each atom (or head) contributed to one read in this pass, exact for every residual system: (parts
+        [part, (batch,) pos, d_model], their names). They sum to the read, before its norm.
 
-    def _require_additive(self, helper: str) -> None:
-        if self.model is None:
-            raise NotAdditiveError(
-                f"{helper} needs the model, which a cache read from a file has not; set cache.model first."
-            )
-        if not getattr(self.model, "stream_is_additive", False):
-            instead = "t2lens.contributions(model, tokens, read=...) or cache.depth_decompose(read)"
-            if helper == "logit_attrs":
-                instead = f"t2lens.analysis.attribute_logits(model, tokens), {instead}"
-            raise NotAdditiveError(
-                f"{helper} takes the residual stream for a plain sum of what was written to it, which it is "
-                f"not in this model; use {instead} instead, which are exact here."
-            )
+        Args:
+            read: "out", what the readout reads, or a site ("2.mlp"), with its way where it has several ("2.attn.k").
+            by: "atom", or "head" for attention atoms in their heads.
+            form: "additive", or "operator" for Deep Delta Learning, whose two forms attribute erasing differently.
 
-    def _locals(self, n_layers: int) -> list[str]:
-        """What transformer_lens does not know: the output of a third sublayer that opens a block."""
-        names = (f"blocks.{layer}.hook_local_out" for layer in range(n_layers))
-        return [name for name in names if name in getattr(self.model, "hook_dict", ())]
+        A cache read from a file has the parts by atom where coefficients are scalars; other systems need their model.
 
-    def _get_cached_ln_scale(
-        self, layer: int | None, mlp_input: bool, pos_slice: Slice, batch_slice: Slice | None = None
-    ) -> Tensor:
-        # As in transformer_lens, but a block that opens with a local sublayer reads through that one's norm.
-        if layer is None or layer == self.model.cfg.n_layers:
-            key = "ln_final.hook_scale"
+        Raises:
+            KeyError: no such read, or an atom that a loaded cache does not hold. ValueError: nothing was recorded
+                (the run was partial, or the cache was sliced), or a hook edited the stream, the read or an atom.
+        """
+        if self.record is not None and self.model is not None:
+            parts, labels = self.model.decompose(self.record, read, by=by, form=form, tensors=self.cache_dict)
         else:
-            opening = "ln_local" if f"blocks.{layer}.hook_local_out" in self._locals(layer + 1) else "ln1"
-            key = f"blocks.{layer}.{'ln2' if mlp_input else opening}.hook_scale"
-        scale = pos_slice.apply(self[key], dim=-2)
-        return batch_slice.apply(scale) if batch_slice is not None and self.has_batch_dim else scale
+            parts, labels = self._decompose_loaded(read, by, form)
+        return (parts if self.has_batch_dim else parts[:, 0]), labels
 
-    def logit_attrs(
-        self,
-        residual_stack: Tensor,
-        tokens: Any,
-        incorrect_tokens: Any = None,
-        pos_slice: Any = None,
-        batch_slice: Any = None,
-        has_batch_dim: bool = True,
-    ) -> Tensor:
-        """What each part of a stack [part, (batch,) (pos,) d_model] adds to a logit, norm scale as recorded.
-
-        Over all parts of the stream it sums to the logit of `tokens` (or its difference to that of
-        `incorrect_tokens`). Arguments are those of transformer_lens; tokens [batch] mean one token for each
-        row at every position.
-        """
-        directions = self.model.tokens_to_residual_directions(tokens)
-        if incorrect_tokens is not None:
-            other = self.model.tokens_to_residual_directions(incorrect_tokens)
-            if other.shape != directions.shape:
-                got = f"{list(directions.shape[:-1])} and {list(other.shape[:-1])}"
-                raise ValueError(f"tokens and incorrect_tokens must have the same shape, got {got}.")
-            directions = directions - other
-        rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
-        parts = self.apply_ln_to_stack(
-            residual_stack, layer=-1, pos_slice=pos_slice, batch_slice=rows, has_batch_dim=has_batch_dim
-        )
-        if self.model.ln_final.w is not None:  # it is not folded into W_U
-            parts = parts * self.model.ln_final.w
-        per_row = has_batch_dim and rows.mode != "int" and parts.ndim == 4 and directions.ndim == 2
-        if per_row and directions.shape[0] == parts.shape[1]:
-            directions = directions.unsqueeze(-2)
-        return (parts * directions).sum(dim=-1)
-
-    def decompose_resid(
-        self,
-        layer: int | None = None,
-        mlp_input: bool = False,
-        mode: Literal["all", "mlp", "attn"] = "all",
-        apply_ln: bool = False,
-        pos_slice: Any = None,
-        incl_embeds: bool = True,
-        return_labels: bool = False,
-    ) -> Any:
-        """The parts [part, (batch,) pos, d_model] that sum to what block `layer` (or its MLP) reads.
-
-        As in transformer_lens, with `{l}_local_out` where a block has a third sublayer.
-        """
-        layer = self._n_layers() if layer in (None, -1) else layer
-        decomposed: Any = super().decompose_resid(
-            layer, mlp_input, mode, False, pos_slice, incl_embeds, return_labels=True
-        )
-        parts, labels = decomposed
-        names = self._locals(layer + mlp_input) if mode == "all" else []
-        if names:
-            positions = pos_slice if isinstance(pos_slice, Slice) else Slice(pos_slice)
-            parts = torch.cat([parts, torch.stack([positions.apply(self[name], dim=-2) for name in names])])
-            labels = [*labels, *(f"{name.split('.')[1]}_local_out" for name in names)]
-            order = sorted(range(len(labels)), key=lambda i: _place(labels[i]))
-            parts, labels = parts[order], [labels[i] for i in order]
-        if apply_ln:
-            parts = self.apply_ln_to_stack(parts, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim)
-        return (parts, labels) if return_labels else parts
-
-    def get_full_resid_decomposition(
-        self,
-        layer: int | None = None,
-        mlp_input: bool = False,
-        expand_neurons: bool = True,
-        apply_ln: bool = False,
-        pos_slice: Any = None,
-        return_labels: bool = False,
-        project_output_onto: Tensor | None = None,
-    ) -> Any:
-        """Heads, neurons (or MLPs), embedding and bias, as in transformer_lens; then `{l}_local_out` if any.
-
-        The parts sum to what block `layer` (or its MLP) reads.
-        """
-        layer = self._n_layers() if layer in (None, -1) else layer
-        parts, labels = super().get_full_resid_decomposition(
-            layer, mlp_input, expand_neurons, apply_ln, pos_slice, True, project_output_onto
-        )
-        names = self._locals(layer + mlp_input)
-        if names:
-            positions = pos_slice if isinstance(pos_slice, Slice) else Slice(pos_slice)
-            more = torch.stack([positions.apply(self[name], dim=-2) for name in names])
-            if apply_ln:
-                more = self.apply_ln_to_stack(more, layer, mlp_input, pos_slice, has_batch_dim=self.has_batch_dim)
-            more = more if project_output_onto is None else more @ project_output_onto
-            parts = torch.cat([parts, more])
-            labels = [*labels, *(f"{name.split('.')[1]}_local_out" for name in names)]
-        return (parts, labels) if return_labels else parts
-
-    # ---- any stream ----
-
-    def depth_decompose(self, read: str = "out") -> Any:
-        """What each atom contributed to one read in this pass, exact for every residual system.
-
-        Raises ValueError when the cache holds no record: the run was partial, or it was sliced or loaded.
-        """
-        if self.record is None:
+    def _decompose_loaded(self, read: str, by: str, form: str) -> tuple[Tensor, list[str]]:
+        if self.mixing is None and self.model is None:
             raise ValueError(
-                "This cache has no record of its pass; run_with_cache(tokens) without names_filter and "
-                f"stop_at_layer keeps one, or call t2lens.contributions(model, tokens, read={read!r})."
+                "What atoms contributed is not in this cache, and it has no model to compute it: load the model, and "
+                f"call t2lens.contributions(model, tokens, read={read!r})."
             )
-        return self.model.depth_decompose(self.record, read)
+        if self.mixing is None:
+            raise ValueError(
+                "This cache has no record of its pass; run_with_cache(tokens) without names_filter, stop_at_layer and "
+                f"pos_slice keeps one, or call t2lens.contributions(model, tokens, read={read!r})."
+            )
+        if (by, form) != ("atom", "additive"):
+            raise ValueError(
+                f'A cache from a file has its parts by="atom" in the additive form only, not by={by!r} in the {form} '
+                "form: that needs the model to run again."
+            )
+        reads, atoms = list(self.info["sources"]), list(self.info["atoms"])
+        if read not in reads:
+            raise unknown_read(read, reads)
+        names = ["hook_embed" if a == "embed" else "blocks.{}.hook_{}_out".format(*a.split(".")) for a in atoms]
+        if missing := [name for name in names if name not in self.cache_dict]:
+            raise KeyError(f"{', '.join(missing)} must be in the cache for its parts; they are what was written.")
+        written = torch.stack([self.cache_dict[name] for name in names])
+        return self.mixing[reads.index(read)].unsqueeze(-1) * (
+            written if self.has_batch_dim else written[:, None]
+        ), atoms
+
+    def depth_stack(self, reads: Sequence[str] | None = None) -> DepthStack:
+        """The depth weights of all reads (or of some) in one tensor [read, (batch,) pos, source], padded with NaN, by
+        the names of their sources. Works on a cache of `names_filter="*hook_depth_attn*"`, and on one from a file.
+
+        Reads that hold all their sources with weight 1 (every read of the standard residual) have rows of ones.
+
+        Raises:
+            KeyError: no such read, or weights that this cache does not hold. ValueError: a model without depth weights.
+        """
+        if self.model is not None and not callable(getattr(self.model, "depth_weight_hooks", None)):
+            raise ValueError(f"{type(self.model).__name__} does not say what its reads weigh (depth_weight_hooks).")
+        facts = self.info if self.model is None else _depth_facts(self.model)
+        if "depth_hooks" not in facts:
+            raise ValueError("This file does not say which reads the model had; set cache.model first.")
+        return stack_weights(self.cache_dict, facts["sources"], facts["depth_hooks"], facts["source_order"], reads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tensors and what explains them to one safetensors file, whole or not at all.
 
         Beside the tensors stand the token ids, the token strings where the model has a tokenizer, the words
-        of each shape, has_batch_dim, and the source names where the model offers `sources()`;
-        `load_cache(path)` needs no model.
+        of each shape, has_batch_dim, and the reads, sources and atoms with the mixing matrix of a recorded pass, so
+        that `depth_stack` and (where coefficients are scalars) `decompose` work after `load_cache(path)`, which needs
+        no model.
         """
         info: dict[str, Any] = {**self.info, "has_batch_dim": self.has_batch_dim}
         if self.tokens is not None:
@@ -286,30 +192,20 @@ class ActivationCache(LensCache):
                 info["labels"] = [model.to_str_tokens(row) for row in self.tokens]
             if callable(getattr(model, "sources", None)):
                 info["sources"] = model.sources()
-        write_tensors(path, self.cache_dict, info)
+            if callable(getattr(model, "depth_weight_hooks", None)):
+                info |= _depth_facts(model)
+        mixing = self.mixing if self.record is None or model is None else model.mixing_of(self.record)
+        write_tensors(path, self.cache_dict | ({} if mixing is None else {_MIXING: mixing}), info)
 
 
-def _place(label: str) -> tuple[int, int]:
-    """Where a part of the stream was written: embeddings first, then layer by layer."""
-    if label in ("embed", "pos_embed"):
-        return (-1, label == "pos_embed")
-    layer, kind = label.split("_", 1)
-    return (int(layer), ("local_out", "attn_out", "mlp_out").index(kind))
-
-
-def _refused_where_not_additive(name: str, method: Callable) -> Callable:
-    @functools.wraps(method)
-    def checked(self: ActivationCache, *args: Any, **kwargs: Any) -> Any:
-        self._require_additive(name)
-        return method(self, *args, **kwargs)
-
-    return checked
-
-
-for _name, _method in list(vars(LensCache).items()):
-    if inspect.isfunction(_method) and not _name.startswith("_") and _name not in _SAFE_ANYWHERE:
-        _ours = vars(ActivationCache).get(_name, _method)
-        setattr(ActivationCache, _name, _refused_where_not_additive(_name, _ours))
+def _depth_facts(model: Any) -> dict[str, Any]:
+    """What the depth weights of a pass mean, for a reader without the model."""
+    return {
+        "sources": model.sources(),
+        "source_order": model.source_order(),
+        "depth_hooks": model.depth_weight_hooks(),
+        "atoms": list(model.atoms),
+    }
 
 
 def load_cache(path: str | os.PathLike[str]) -> ActivationCache:
@@ -328,10 +224,13 @@ def load_cache(path: str | os.PathLike[str]) -> ActivationCache:
     """
     tensors, info = read_tensors(path)
     tokens = info.pop("tokens", None)
-    return ActivationCache(
+    mixing = tensors.pop(_MIXING, None)
+    cache = ActivationCache(
         tensors,
         None,
         has_batch_dim=info.pop("has_batch_dim"),
         tokens=None if tokens is None else torch.tensor(tokens),
         info=info,
     )
+    cache.mixing = mixing
+    return cache

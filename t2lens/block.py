@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
-from t2lens.hooks import HookPoint
+from t2lens.hooks import HookPoint, NotAdditiveError
 from t2lens.residual import Read, ResidualSystem, Site
 from t2lens.residual.base import Reads
 from t2lens.sublayers import MLP, Attention, BucketAttention, LocalConv, Norm, Places, RelativeTable
@@ -33,7 +33,7 @@ class Block(nn.Module):
         super().__init__()
         self.sites = sites
         self.canon_sites = cfg.canon.sites if cfg.canon else ""
-        self.hook_out_is_single_residual_stream = residual.is_additive  # transformer-lens asks for this
+        self._additive = residual.is_additive
         for site in sites:
             for way in residual.ways(site):
                 if way == _CARRIED:
@@ -50,6 +50,17 @@ class Block(nn.Module):
             out = HookPoint(shape="batch pos d_model", meaning=f"what {site.name} writes (the atom)", unit="stream")
             self.add_module(site.kind, self._sublayer(cfg, site, relative))
             self.add_module(f"hook_{site.kind}_out", out)
+
+    @property
+    def hook_out_is_single_residual_stream(self) -> bool:
+        """transformer-lens's lenses ask for this before they read the carried stream as what will be unembedded. Where
+        it is not, they would say so without naming what is right here: this error does."""
+        if not self._additive:
+            raise NotAdditiveError(
+                "transformer_lens reads predictions off a stream that is a plain sum of what was written to it, which "
+                "it is not in this model; use t2lens.analysis.logit_lens(model, tokens) instead, which is exact here."
+            )
+        return True
 
     @staticmethod
     def _sublayer(cfg: ModelConfig, site: Site, relative: RelativeTable | None) -> nn.Module:

@@ -400,8 +400,12 @@ class ModelConfig:
         return max(self.mlp.d_mlp) if isinstance(self.mlp.d_mlp, tuple) else self.mlp.d_mlp
 
     @property
-    def normalization_type(self) -> str:
-        return {"rms": "RMS", "layer": "LN", "none": "none"}[(self.final_norm or self.norm).kind]
+    def normalization_type(self) -> str | None:
+        """None only where no norm does anything: a norm of kind "none" has a recorded scale of 1, like the others."""
+        norms = (self.norm, self.final_norm or self.norm)
+        if all(n.kind == "none" and not n.weight and not n.bias for n in norms):
+            return None
+        return "LN" if norms[1].kind == "layer" else "RMS"
 
     @property
     def act_fn(self) -> str:
@@ -418,9 +422,16 @@ class ModelConfig:
         return "standard" if self.positions == "learned" else "rotary"
 
     @property
-    def device(self) -> None:
-        """No part of a configuration; transformer-lens's patching asks for it and takes None for torch's default."""
-        return
+    def parallel_attn_mlp(self) -> bool:
+        return self.block == "parallel"
+
+    # no parts of a configuration: transformer-lens's tools ask for them, and take None for torch's default
+    device: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+    use_attn_result: ClassVar[bool] = False
+    use_split_qkv_input: ClassVar[bool] = False
+    use_hook_mlp_in: ClassVar[bool] = False
+    use_attn_in: ClassVar[bool] = False
 
     def describe(self) -> str:
         """The residual system, and the local mixers that are on, in a few words."""

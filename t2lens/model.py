@@ -7,7 +7,7 @@ same for all of them. B batch, T position, D d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,10 +19,18 @@ from torch import Tensor, nn
 from t2lens.block import Block, through
 from t2lens.config import BucketAttention as BucketAttentionConfig
 from t2lens.config import ModelConfig
-from t2lens.hooks import ActivationCache, HookedRoot, HookPoint
-from t2lens.mixing import ForwardRecord, Resume, contributions_of
+from t2lens.hooks import ActivationCache, HookPoint
+from t2lens.lens_surface import LensSurface
+from t2lens.mixing import (
+    ForwardRecord,
+    Resume,
+    contributions_by_read,
+    contributions_of,
+    contributions_of_parts,
+    mixing_by_read,
+)
 from t2lens.residual import Gates, Read, ResidualSystem, Site, build_residual, make_sites
-from t2lens.sublayers import DecodingCache, LocalMixer, Norm, Places, RelativeTable
+from t2lens.sublayers import Attention, DecodingCache, LocalMixer, Norm, Places, RelativeTable
 from t2lens.text import TextInterface
 
 __all__ = ["Transformer", "build"]
@@ -67,7 +75,7 @@ class _Live:
     record: ForwardRecord = field(default_factory=ForwardRecord)
 
 
-class Transformer(TextInterface, HookedRoot):
+class Transformer(TextInterface, LensSurface):
     """The reference model of one `ModelConfig`; hook names and shapes: `model.describe_hooks()`.
 
     Attributes:
@@ -279,14 +287,85 @@ class Transformer(TextInterface, HookedRoot):
         kwargs: dict[str, Any] = {"return_type": return_type, "resume": Resume(record, layer, rows)}
         return self(record.tokens[rows], valid, **kwargs)
 
-    def depth_decompose(
-        self, record: ForwardRecord, read: str = "out", form: str = "additive"
+    @torch.no_grad()
+    def decompose(
+        self,
+        record: ForwardRecord,
+        read: str = "out",
+        *,
+        by: Literal["atom", "head"] = "atom",
+        form: str = "additive",
+        tensors: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[str]]:
-        """Exact decomposition of one read of a recorded pass: ([atom, batch, pos, d_model], atom names)."""
-        return contributions_of(self.residual, record, read, form).movedim(-2, 0), list(self.atoms)
+        """Exact decomposition of one read of a recorded pass: (parts [part, batch, pos, d_model], names of the parts).
+
+        Args:
+            read: name of the read, one of `[r.name for r in model.reads]`.
+            by: "atom", or "head": attention atoms in their heads (`2.attn.h0`) and what is constant (`2.attn.bias`,
+                where the sublayer has biases). Needs `tensors`.
+            form: as in `t2lens.mixing_matrix`.
+            tensors: what passed `hook_z` of every attention sublayer (and hook_gate, where there is one), by name.
+
+        Raises:
+            KeyError: no such read. ValueError: no such form or `by`, or a hook edited the stream, the read or what an
+                attention sublayer wrote, so that no sum of parts gives it.
+        """
+        if by not in ("atom", "head"):
+            raise ValueError(f'by must be "atom" or "head", not {by!r}.')
+        wholes = contributions_of(self.residual, record, read, form).movedim(-2, 0)
+        names = list(self.atoms)
+        if by == "atom":
+            return wholes, names
+        split = dict(contributions_of_parts(self.residual, record, read, self._heads(record, tensors or {}), form))
+        parts, labels = [], []
+        for name, whole in zip(names, wholes, strict=True):
+            heads = split.get(name)
+            if heads is None:
+                parts.append(whole[None])
+                labels.append(name)
+                continue
+            constant = bool(heads[-1].any())
+            parts.append(heads if constant else heads[:-1])
+            labels += [*(f"{name}.h{i}" for i in range(len(heads) - 1)), *([f"{name}.bias"] if constant else [])]
+        return torch.cat(parts), labels
+
+    def _heads(self, record: ForwardRecord, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """(atom, what each of its heads wrote, the constant last [H + 1, B, T, D]) of attention atoms."""
+        for step in record.steps:
+            part = self._sublayer(step.site) if step.out is not None else None
+            if not isinstance(part, Attention):
+                continue
+            assert step.out is not None
+            stem = f"blocks.{step.site.layer}.{step.site.kind}.hook_"
+            needed = [f"{stem}z", *([f"{stem}gate"] if hasattr(part, "hook_gate") else [])]
+            if missing := [name for name in needed if name not in tensors]:
+                raise KeyError(f'by="head" needs {" and ".join(missing)}, which this cache does not have.')
+            heads = part.by_head(*(tensors[name].reshape(*step.out.shape[:2], -1, part.cfg.d_head) for name in needed))
+            heads = heads.to(step.out.dtype)
+            if record.valid is not None:
+                heads = heads * record.valid.unsqueeze(-1)
+            error, size = (float(x.abs().max()) for x in (heads.sum(dim=0) - step.out, step.out))
+            if error > 0.1 * size:
+                raise ValueError(f'A hook edits what {step.site.name} writes, so it is no sum of heads; use by="atom".')
+            yield step.site.name, heads
+
+    @torch.no_grad()
+    def mixing_of(self, record: ForwardRecord) -> Tensor | None:
+        """[read, atom, batch, pos]: the mixing matrix of a recorded pass where it gives every read exactly, or None:
+        coefficients are no scalars, or a hook edited the stream or a read."""
+        if not self.residual.scalar():
+            return None
+        rows = []
+        both = zip(mixing_by_read(self.residual, record), contributions_by_read(self.residual, record), strict=True)
+        for (read, row), (_, share) in both:
+            wanted = record.read(read.name)
+            if float((share.sum(dim=0) - wanted).abs().max()) > 0.1 * float(wanted.abs().max()):
+                return None
+            rows.append(row)
+        return torch.stack(rows)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ActivationCache | dict[str, Tensor]]:
-        """As in transformer-lens; a run that caches everything also keeps the record that `depth_decompose` needs."""
+        """As in transformer-lens; a run that caches everything also keeps the record that `cache.decompose` needs."""
         everything = all(kwargs.get(name) is None for name in ("names_filter", "stop_at_layer", "pos_slice"))
         record = ForwardRecord() if everything and "record" not in kwargs else None
         if record is not None:
@@ -297,11 +376,6 @@ class Transformer(TextInterface, HookedRoot):
         return out, cache
 
     # --- facts about the model
-    @property
-    def stream_is_additive(self) -> bool:
-        """Whether the readout is the plain sum of all atoms (transformer-lens's residual helpers need that)."""
-        return self.residual.is_additive
-
     @property
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -314,6 +388,19 @@ class Transformer(TextInterface, HookedRoot):
     def sources(self) -> dict[str, list[str]]:
         """read name -> names of the sources its depth weights run over."""
         return {read.name: [s.name for s in self.residual.sources(read.site)] for read in self.reads}
+
+    def source_order(self) -> list[str]:
+        """Every source of every read, in the order of writing; those whose content moves (a partial sum) come last."""
+        held: dict[str, set[tuple[str, ...]]] = {}
+        for read in self.reads:
+            for source in self.residual.sources(read.site):
+                held.setdefault(source.name, set()).add(source.atoms)
+        return sorted(held, key=lambda name: len(held[name]) > 1)  # sorted is stable
+
+    def depth_weight_hooks(self) -> dict[str, str | None]:
+        """read name -> the hook point of its depth weights; None where it holds every source with weight 1."""
+        names = {read.name: read.site.hook("depth_attn", read.way) for read in self.reads}
+        return {read: name if name in self.hook_dict else None for read, name in names.items()}
 
     def logit_shares(self, parts: Tensor, read: Tensor) -> Tensor:
         """What parts [..., B, T, D] of the last read [B, T, D] add to the logits [..., B, T, vocab], by the recorded
@@ -346,17 +433,6 @@ class Transformer(TextInterface, HookedRoot):
     def b_U(self) -> Tensor:
         """[d_vocab]"""
         return self.unembed.b_U
-
-    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
-        """[d_model]: the sum of all output biases before `layer` (before its MLP with `mlp_input`)."""
-        total = self.W_E.new_zeros(self.cfg.d_model)
-        for site in self.sites[:-1]:
-            assert site.layer is not None
-            before = site.layer < layer or (mlp_input and site.layer == layer and site.kind != "mlp")
-            if before and (include_mlp_biases or site.kind != "mlp"):
-                sublayer = getattr(self.blocks[site.layer], site.kind)
-                total = total + (sublayer.b_out if site.kind == "mlp" else sublayer.b_O)
-        return total
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Fresh weights from `generator`: embeddings N(0, 0.02), matrices N(0, 0.5/sqrt(D)), output projections

@@ -15,7 +15,7 @@ LAYERS = (  # lowest first; modules of one layer may import each other
     {"t2lens.hooks", "t2lens.checks", "t2lens.files"},
     {"t2lens.config", "t2lens.ordered_attention", "t2lens.sublayers", "t2lens.residual", "t2lens.text"},
     {"t2lens.mixing"},
-    {"t2lens.block", "t2lens.model"},
+    {"t2lens.block", "t2lens.lens_surface", "t2lens.model"},
     {"t2lens.checkpoints", "t2lens.tracing", "t2lens.verification", "t2lens.edits", "t2lens.two_axis"},
     {"t2lens.zoo"},
     {"t2lens.analysis"},

@@ -77,26 +77,26 @@ def test_stop_at_layer_returns_the_state_and_runs_no_later_hook():
         model(tokens, stop_at_layer=9)
 
 
-def test_depth_decompose_sums_to_the_read():
+def test_decompose_sums_to_the_read():
     for system in ("attnres-block", "ddl-cc-ec", "depth-swa"):
         model, tokens = tiny(system), random_tokens(1)
         _, cache = model.run_with_cache(tokens)
-        parts, labels = cache.depth_decompose("2.mlp")
+        parts, labels = cache.decompose("2.mlp")
         assert labels == list(model.atoms)
         assert float((parts.sum(0) - cache["blocks.2.hook_read_mlp"]).abs().max()) < 1e-10
         with pytest.raises(KeyError, match=r"0\.attn"):
-            cache.depth_decompose("7.mlp")
+            cache.decompose("7.mlp")
 
 
 def test_the_record_of_a_cache_holds_no_graph_and_a_slice_has_none():
     for system in ("attnres-block", "ddl-cc-ec", "depth-swa"):
         model, tokens = tiny(system), random_tokens(1)
         _, cache = model.run_with_cache(tokens)
-        parts, _ = copy.deepcopy(cache).depth_decompose()
-        assert torch.equal(parts, cache.depth_decompose()[0]) and not cache.record.read("out").requires_grad
+        parts, _ = copy.deepcopy(cache).decompose()
+        assert torch.equal(parts, cache.decompose()[0]) and not cache.record.read("out").requires_grad
         _, cache = model.run_with_cache(tokens, pos_slice=-1)
         with pytest.raises(ValueError, match="no record"):
-            cache.depth_decompose()
+            cache.decompose()
 
 
 def test_gqa_edits_touch_one_head():

@@ -38,7 +38,9 @@ def test_many_rows_of_one_sequence_share_what_comes_before_them(system: str) -> 
                 again = model.resume(record, layer, rows)
             assert (again[0] - whole[0]).abs().max() < 1e-10, (seed, layer)
             if layer < model.cfg.n_layers:
-                alone = model.hooks([(hooks[0][0], lambda x, hook: x.mul_(3.0) if _late(hook, layer) else x)])
+                alone = model.hooks(
+                    [(hooks[0][0], lambda x, hook, layer=layer: x.mul_(3.0) if _late(hook, layer) else x)]
+                )
                 with alone:
                     third = model(tokens)
                 assert (again[2] - third[0]).abs().max() < 1e-8 * third.abs().max(), (seed, layer)

@@ -30,6 +30,7 @@ class Standard(ResidualConfig):
 
 class StandardResidual(ResidualSystem):
     is_additive = True
+    stream_is_whole = True
     in_parallel_blocks = True
 
     def __init__(self, cfg: ModelConfig, sites: tuple[Site, ...]) -> None:

@@ -27,8 +27,9 @@ CALLS = {
     "compute_head_results": lambda c: c.compute_head_results(),
     "compute_ssm_effective_attention": lambda c: c.compute_ssm_effective_attention(),
     "compute_ssm_state": lambda c: c.compute_ssm_state(),
+    "decompose": lambda c: c.decompose(),
     "decompose_resid": lambda c: c.decompose_resid(),
-    "depth_decompose": lambda c: c.depth_decompose(),
+    "depth_stack": lambda c: c.depth_stack(),
     "get_full_resid_decomposition": lambda c: c.get_full_resid_decomposition(),
     "get_neuron_results": lambda c: c.get_neuron_results(1),
     "items": lambda c: c.items(),
@@ -46,7 +47,15 @@ CALLS = {
     "values": lambda c: c.values(),
 }
 ANYWHERE = {
-    *("apply_slice_to_batch_dim", "compute_head_results", "depth_decompose", "get_neuron_results", "items", "keys"),
+    *(
+        "apply_slice_to_batch_dim",
+        "compute_head_results",
+        "decompose",
+        "depth_stack",
+        "get_neuron_results",
+        "items",
+        "keys",
+    ),
     *("remove_batch_dim", "save", "ssm_layers", "stack_activation", "to", "toggle_autodiff", "values"),
 }
 NO_SSM = {"compute_ssm_effective_attention", "compute_ssm_state"}
@@ -82,7 +91,7 @@ def test_every_method_works_or_says_why_not(system, local):
         elif name in ANYWHERE or model.stream_is_additive:
             call(cache)
         else:
-            with pytest.raises(NotAdditiveError, match=rf"{name} .*t2lens\.contributions.*depth_decompose"):
+            with pytest.raises(NotAdditiveError, match=rf"{name} .*t2lens\.contributions.*decompose"):
                 call(cache)
 
 
@@ -92,13 +101,13 @@ def test_every_method_works_or_says_why_not(system, local):
 def test_what_replaces_the_helpers_is_exact(system, seed, local):
     model, tokens, logits, cache = cached(system, seed, local=local)
     for read in model.reads:
-        parts, labels = cache.depth_decompose(read.name)
+        parts, labels = cache.decompose(read.name)
         name = read.site.hook("read", read.way)
         seen = cache.record.read(read.name) if read.way == "r" else cache[name]  # no sublayer reads what is carried on
         close(parts.sum(0), seen)
         close(t2lens.contributions(model, tokens, read=read.name).movedim(-2, 0).sum(0), seen)
         assert labels == list(model.atoms)
-    normed = cache.depth_decompose()[0] / cache["ln_final.hook_scale"]
+    normed = cache.decompose()[0] / cache["ln_final.hook_scale"]
     close((normed * model.ln_final.w @ model.W_U).sum(0), logits)
 
 
@@ -132,7 +141,7 @@ def test_stacks_slices_and_keys(system):
     with pytest.raises(ValueError, match="no batch axis"):
         row.apply_slice_to_batch_dim(0)
     with pytest.raises(ValueError, match="no record of its pass"):
-        row.depth_decompose()
+        row.decompose()
     for wrong in ("blocks.0.hook_atn_out", ("atn_out", 0), ("pattern", 9), "", ("hook_embed", 3, "x")):
         with pytest.raises(KeyError, match="hook point"):
             cache[wrong]
@@ -293,4 +302,4 @@ def test_a_partial_cache_names_what_is_missing(system):
     with pytest.raises(KeyError, match=r"blocks\.0\.hook_mlp_out"):
         cache.decompose_resid()
     with pytest.raises(ValueError, match="no record of its pass"):
-        cache.depth_decompose()
+        cache.decompose()

@@ -110,7 +110,7 @@ def test_a_route_with_most_of_the_mass_changes_nothing(seed):
     assert (weights[..., index_of(k, t["read"], t["idle"])] - t["idle_mass"]).abs().max() < 1e-5
     assert (weights[..., index_of(k, t["read"], t["telling"])] - t["telling_mass"]).abs().max() < 1e-5
     assert t["idle_mass"] > 0.8 > 0.1 > t["telling_mass"]
-    parts, labels = k.model.depth_decompose(k.model.record(k.tokens), t["read"])
+    parts, labels = k.model.decompose(k.model.record(k.tokens), t["read"])
     size = dict(zip(labels, parts.norm(dim=-1).min(dim=-1).values.min(dim=-1).values, strict=True))
     assert size[t["idle"]] > 10 * size[t["telling"]]  # the vector is long as well
     for renormalise in (False, True):
@@ -186,7 +186,7 @@ def test_two_paths_cancel(seed):
     logits = k.model(k.tokens)
     has = is_one_of(k.tokens, t["classes"]["with"])
     assert logits[..., t["token"]].abs().max() < LIMIT
-    parts, labels = k.model.depth_decompose(k.model.record(k.tokens))
+    parts, labels = k.model.decompose(k.model.record(k.tokens))
     shares = dict(zip(labels, parts @ k.model.W_U[:, t["token"]], strict=True))
     for name, way in (("plus", 1), ("minus", -1)):
         assert (shares[t[name]][has] - way * t["share"]).abs().max() < LIMIT
@@ -217,7 +217,7 @@ def test_a_logit_comes_through_one_path_over_two_positions(seed, prompt):
     for row in range(len(tokens)):
         at = int(marked[row].nonzero())
         assert (pattern[row, :, at:, at] - 1).abs().max() < LIMIT
-    parts, labels = k.model.depth_decompose(k.model.record(tokens))
+    parts, labels = k.model.decompose(k.model.record(tokens))
     shares = k.model.logit_shares(parts, cache["hook_read_final"])[..., t["token"]]
     for name, share in zip(labels, shares, strict=True):
         expected = logits[..., t["token"]] if name == t["path"][-1] else 0
