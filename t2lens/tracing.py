@@ -427,14 +427,16 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
 
     some = " before the edit of the stream" if touched.lost else ""
     worst_sum, worst_mix = 0.0, 0.0
-    atoms = torch.stack(record.atoms)
-    share = atoms[:0]
+    share = torch.empty(0)
     for read, share in contributions_by_read(residual, record, form):
         if read.name not in touched.lost:
             worst_sum = _worst(worst_sum, relative(share.sum(dim=0), made(read.name)))
     what = f"contributions of every read{some} sum to the recorded read (relative)"
     checks = [Check("recombination", worst_sum, limit, what)]
-    if residual.linear_form(form).scalar():
+    code = residual.linear_form(form)
+    if code.scalar():
+        written = [code.atom(step.out, step.gates) for step in record.steps if step.out is not None]
+        atoms = torch.stack([record.atoms[0], *written])
         for read, row in mixing_by_read(residual, record, form):
             if read.name not in touched.lost:
                 whole = (row[: len(atoms), ..., None] * atoms).sum(dim=0)

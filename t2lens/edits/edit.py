@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,25 @@ class Edit:
     value: Any = None  # a float, or tuples of them
     prompt: str | tuple[int, ...] | None = None
     prompt_positions: tuple[int, ...] | None = None
+
+    if TYPE_CHECKING:  # lists, arrays and single values become tuples
+
+        def __init__(
+            self,
+            *,
+            target: str,
+            operation: str,
+            site: str = "",
+            name: str | None = None,
+            way: str | None = None,
+            sources: str | Sequence[str] | None = None,
+            heads: int | Sequence[int] | None = None,
+            positions: int | Sequence[int] | None = None,
+            keys: int | Sequence[int] | None = None,
+            value: Any = None,
+            prompt: str | Sequence[int] | None = None,
+            prompt_positions: int | Sequence[int] | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, tuple(OPERATIONS))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from t2lens.edits.edit import Edit, near, shape_of
 from t2lens.hooks.names import is_glob, resolve_names
-from t2lens.residual import Site
+from t2lens.residual import Read, Site
 
 if TYPE_CHECKING:
     from t2lens.hooks import HookPoint
@@ -119,12 +119,11 @@ def _of_ways(model: Transformer, edit: Edit, site: Site) -> list[HookPoint]:
         its = f"the ways are {', '.join(ways)}" if ways != ("",) else "it reads in one way, so leave way out"
         raise KeyError(f"The read at {site.name} has no way {edit.way!r}; {its}.")
     stem = {"depth_weight": "depth_attn", "depth_score": "depth_scores", "read": "read"}[edit.target]
-    names = {site.hook(stem, way): way for way in ways if edit.way in (None, way)}
-    if edit.target == "read":
-        names = {_carried(site) if way == CARRIED else name: way for name, way in names.items()}
+    wanted = [Read(site, way) for way in ways if edit.way in (None, way)]
+    names = [_read_hook(read) if stem == "read" else site.hook(stem, read.way) for read in wanted]
     found = [model.hook_dict[name] for name in names if name in model.hook_dict]
     if not found:
-        have = [s.name for s in model.sites for way in model.residual.ways(s) if s.hook(stem, way) in model.hook_dict]
+        have = [r.site.name for r in model.reads if r.site.hook(stem, r.way) in model.hook_dict]
         what = edit.target.replace("_", " ")
         if not have:
             raise KeyError(f"A {model.cfg.residual.describe()} model has no {what}s.")
@@ -133,8 +132,11 @@ def _of_ways(model: Transformer, edit: Edit, site: Site) -> list[HookPoint]:
     return found
 
 
-def _carried(site: Site) -> str:
-    return f"blocks.{site.layer}.hook_resid_pre"
+def _read_hook(read: Read) -> str:
+    """The hook point that a read passes, or "". The stream as a block opens has transformer-lens's name."""
+    if read.way != CARRIED:
+        return read.site.hook("read", read.way)
+    return f"blocks.{read.site.layer}.hook_resid_pre" if read.site.opens else ""
 
 
 def _gates(model: Transformer, edit: Edit, site: Site) -> list[HookPoint]:
@@ -210,7 +212,7 @@ def _size(model: Transformer, site: Site | None, point: HookPoint, word: str) ->
     sizes = {"d_model": model.cfg.d_model, "head": attention.n_heads, "d_head": attention.d_head}
     if word.isdigit():
         return int(word)
-    if site is not None and word in ("source", "stream"):
+    if site is not None and word in ("source", "stream", "to", "from"):  # the last two: streams as well
         return len(model.residual.sources(site))
     if word == "kv_head":
         return getattr(attention, "n_kv_heads", attention.n_heads)
@@ -296,6 +298,11 @@ def _notices(model: Transformer, edit: Edit, places: list[Place]) -> list[str]:
             told.append(f"The depth weights of this system sum to 1; edited ones at {at} need not.")
         if edit.operation == "set" and min(value) < 0:
             told.append(f"A depth weight below 0, as set at {at}, is none that this system can make.")
+    if edit.target == "read" and edit.way is None:
+        wanted = {place.site for place in places}
+        unseen = [read.name for read in model.reads if read.site in wanted and _read_hook(read) not in model.hook_dict]
+        if unseen:
+            told.append(f"What is read at {', '.join(unseen)} passes no hook point, so it stays as it is.")
     if edit.operation == "freeze_mean" and edit.prompt is None:
         told.append(f"The mean at {at} is over all real positions of the pass, later ones too.")
     if "unit direction" in places[0].point.meaning and edit.operation in ("scale", "add", "zero", "freeze_mean"):

@@ -406,4 +406,5 @@ class OpenAttentionResiduals(ResidualSystem):
 
     def _gate_hook(self, site: Site, stem: str, meaning: str, channels: bool) -> None:
         shape = "batch pos d_model" if channels else "batch pos 1"
-        self.hook_point(site.hook(stem), shape=shape, meaning=meaning, unit="0 to 1")
+        unit = "" if (stem, self.gate_kind) == ("depth_gate", "learnable_alpha") else "0 to 1"  # which nothing bounds
+        self.hook_point(site.hook(stem), shape=shape, meaning=meaning, unit=unit)
