@@ -280,7 +280,7 @@ def attribution_patching(
         >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.residual.AttnRes())
         >>> model = t2lens.build(cfg, seed=0)
         >>> found = attribution_patching(model, [0, 7, 3, 7], [0, 9, 3, 7], compare=True)
-        >>> float(found["spearman"]) > 0.8
+        >>> float(found["pearson"]) > 0.7
         True
     """
     setting = _setting(model, input, other, what, metric, answer, wrong, position, alignment)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["interval_of_mean", "pearson", "spearman"]
+__all__ = ["interval_of_mean", "pearson", "ranks", "spearman"]
 
 _DRAWS = 1000
 
@@ -62,15 +62,21 @@ def spearman(x: Any, y: Any) -> float:
     """The same of ranks, ties sharing the mean of theirs.
 
     Example:
-        >>> spearman([1, 2, 3], [1, 8, 27])
+        >>> round(spearman([1, 2, 3], [1, 8, 27]), 6)
         1.0
     """
     x, y = np.asarray(x, float).ravel(), np.asarray(y, float).ravel()
     both = np.isfinite(x) & np.isfinite(y)
-    return pearson(_ranks(x[both]), _ranks(y[both]))
+    return pearson(ranks(x[both]), ranks(y[both]))
 
 
-def _ranks(x: np.ndarray) -> np.ndarray:
+def ranks(x: np.ndarray) -> np.ndarray:
+    """Rank of each entry, 1 the smallest; ties share the mean of theirs.
+
+    Example:
+        >>> ranks(np.array([0.5, 0.1, 0.5])).tolist()
+        [2.5, 1.0, 2.5]
+    """
     _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[place.ravel()]

@@ -202,7 +202,7 @@ def test_an_estimate_is_the_slope_of_a_small_patch(system: str) -> None:
             def loss(step: float, name: str = hook, place: Any = (0, pos) if part is None else (0, pos, part)) -> float:
                 def nudge(x: torch.Tensor, *, hook: Any) -> torch.Tensor:
                     x = x.clone()
-                    x[place] += step * (cache[hook.name][place] - x[place])
+                    x[place] += step * (cache[name][place] - x[place])
                     return x
 
                 with torch.no_grad():
