@@ -18,6 +18,7 @@ _HOMES: dict[str, str] = {
     "ablate_streams": "t2lens.analysis.streams",
     "attribute_logits": "t2lens.analysis.attribution",
     "attribute_loss": "t2lens.analysis.attribution",
+    "measure_effects": "t2lens.analysis.effects",
     "Finding": "t2lens.analysis.finding",
     "logit_lens": "t2lens.analysis.lens",
     "rollout": "t2lens.analysis.flow",

@@ -204,6 +204,25 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="effects",
+        title="Mass and effect",
+        group="routes",
+        what="What every route into every read carries, and what becomes of the predictions without it.",
+        function="t2lens.analysis.effects:measure_effects",
+        options=(
+            Option(
+                name="over",
+                kind="choice",
+                help="Sources that depth weights run over, or atoms (default: what the system has).",
+                choices=("source", "atom"),
+            ),
+            Option(name="reads", kind="read", help="Of this read alone (default: of all)."),
+            Option(name="token", kind="token", help="Follow the logit of this token (default: of the true next one)."),
+            Option(name="fast", kind="flag", help="The gradient's estimate, without ablations.", default=False),
+        ),
+        texts=True,
+    ),
+    Analysis(
         key="families",
         title="Source families: mass and effect",
         group="routes",

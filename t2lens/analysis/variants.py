@@ -51,10 +51,11 @@ def layer_of(model: Transformer, hook: str) -> int:
 
 @torch.no_grad()
 def run_variants(
-    model: Transformer, record: ForwardRecord, variants: Sequence[Variant], what: str = "Ablating"
+    model: Transformer, record: ForwardRecord, variants: Sequence[Variant], what: str | None = "Ablating"
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every variant on every sequence of the record: yields (index of the variant [R], sequence [R], logits
-    [R, pos, vocab]) until all pairs have been there once. R is as large as memory allows."""
+    [R, pos, vocab]) until all pairs have been there once. R is as large as memory allows. what: the words beside the
+    progress bar; None shows none."""
     assert record.tokens is not None
     n_sequences, width = record.tokens.shape
     size = _row_bytes(model, width)
@@ -65,7 +66,7 @@ def run_variants(
         pairs = [(i, row) for i in mine for row in range(n_sequences)]
         chunks += [(layer, pairs[start : start + n_rows]) for start in range(0, len(pairs), n_rows)]
     device = record.tokens.device
-    for layer, pairs in progress(chunks, what, total=len(chunks)):
+    for layer, pairs in chunks if what is None else progress(chunks, what, total=len(chunks)):
         which = torch.tensor([i for i, _ in pairs], device=device)
         rows = torch.tensor([row for _, row in pairs], device=device)
         with model.hooks(fwd_hooks=_hooks(variants, pairs, rows)):

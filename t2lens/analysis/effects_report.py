@@ -1,0 +1,230 @@
+"""What `measure_effects` found, as a Finding: arrays, ranks, correlations, the table, the words that go with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from t2lens.analysis.finding import Chart, Finding
+from t2lens.analysis.inputs import Batch
+from t2lens.analysis.statistics import pearson, ranks, spearman
+from t2lens.analysis.sweep import Over, routes_of
+from t2lens.residual import Read
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["LEAST", "MEASURES", "Values", "finding_of"]
+
+Values = dict[str, dict[Read, np.ndarray]]  # variable -> read -> [route], or [] of the read as a whole
+
+LEAST = 1e-6  # nats; damage below it is rounding in float32, and a share of it means nothing
+_SAME = 1e-3  # of the largest effect
+_PREDICTORS = ("mass", "share", "gradient")
+MEASURES = ("loss", "kl", "logit")
+
+_MEANING = {
+    "weight": ("mean {weight}", "weight"),
+    "mass": ("mean size of the {weight}", "weight"),
+    "norm_mass": ("mean length of the vector that the route adds to the read", "stream"),
+    "share": ("mean share of that length in the lengths of all routes of the read", "share"),
+    "gradient": ("first-order estimate of the change of the loss without the route", "nats"),
+    "loss": ("change of the mean next-token loss without the route", "nats"),
+    "kl": ("mean KL divergence of the plain prediction from the one without the route", "nats"),
+    "logit": ("mean change of the logit of the target without the route", "logit"),
+    "loss_renormalised": ("change of the loss without the route, the others filling its weight", "nats"),
+    "kl_renormalised": ("the same of the KL divergence", "nats"),
+    "logit_renormalised": ("the same of the logit of the target", "logit"),
+    "rescue": ("part of the loss that the read adds which the route alone brings back", "share"),
+    "rescue_kl": ("the same of the KL divergence: 1 - KL(plain || only this route) / KL(plain || none)", "share"),
+    "disagreement": (
+        "rank by mass less rank by effect, over their number less 1: positive: does more than it weighs",
+        "",
+    ),
+}
+_OF_READ = {
+    "damage": ("change of the loss without all routes of the read", "nats"),
+    "damage_kl": ("mean KL divergence of the plain prediction from the one without all routes of the read", "nats"),
+}
+
+
+def finding_of(
+    model: Transformer,
+    batch: Batch,
+    routes: dict[Read, tuple[str, ...]],
+    over: Over,
+    values: Values,
+    token: str | int | None,
+    why: str,
+) -> Finding:
+    columns = list(dict.fromkeys(name for names in routes.values() for name in names))
+    several = [read for read in routes if len(routes[read]) > 1]
+    fast = "kl" not in values
+    effect = "gradient" if fast else "kl"
+    flat = {name: _joined(values[name], several) for name in values if name not in _OF_READ}
+    by_mass, by_effect = (_ranked(np.abs(flat[name])) for name in ("mass", effect))
+    apart = (by_mass - by_effect) / max(len(by_mass) - 1, 1)
+    ends = np.cumsum([0, *(len(routes[read]) for read in several)])
+    values = values | {"disagreement": {r: apart[a:b] for r, a, b in zip(several, ends, ends[1:], strict=False)}}
+    kind = "depth weight" if over == "source" else "coefficient of the atom"
+    variables: dict[str, Any] = {}
+    for name, (meaning, unit) in _MEANING.items():
+        if name in values:
+            grid = _grid(values[name], routes, columns)
+            variables[name] = (("read", over), grid, {"meaning": meaning.format(weight=kind), "unit": unit})
+    for name, (meaning, unit) in _OF_READ.items():
+        if name in values:
+            array = np.array([float(values[name][read]) for read in routes])
+            variables[name] = ("read", array, {"meaning": meaning, "unit": unit})
+    related = {} if fast else {(p, m): spearman(flat[p], flat[m]) for p in _PREDICTORS for m in MEASURES}
+    attrs: dict[str, Any] = {"over": over, "fast": fast, "n_routes": len(apart)}
+    if not fast:
+        grid = np.array([[related[p, m] for m in MEASURES] for p in _PREDICTORS])
+        meaning = "Spearman's rank correlation over the routes of reads that have more than one"
+        variables["spearman"] = (("predictor", "measure"), grid, {"meaning": meaning, "unit": ""})
+        line = pearson(flat["gradient"], flat["loss"])
+        meaning = "Pearson's correlation of the gradient's estimate with the change of the loss"
+        variables["pearson"] = ((), line, {"meaning": meaning, "unit": ""})
+        attrs |= {f"spearman_{p}_{m}": value for (p, m), value in related.items()} | {"pearson_gradient_loss": line}
+    coords: dict[str, Any] = {
+        "read": np.array([read.name for read in routes], dtype=object),
+        over: np.array(columns, dtype=object),
+    }
+    if not fast:
+        coords |= {"predictor": np.array(_PREDICTORS, dtype=object), "measure": np.array(MEASURES, dtype=object)}
+    dataset = xr.Dataset(variables, coords=coords, attrs=attrs)
+    shown = [n for n in ("mass", "share", "gradient", "loss", "loss_renormalised", "kl", "rescue") if n in values]
+    places = [(read, i) for read in several for i in range(len(routes[read]))]
+    order = sorted(range(len(places)), key=lambda at: -abs(apart[at]))
+    rows = tuple(
+        (
+            places[at][0].name,
+            routes[places[at][0]][places[at][1]],
+            *(_plain(flat[name][at]) for name in shown),
+            float(by_mass[at]),
+            float(by_effect[at]),
+        )
+        for at in order
+    )
+    name = getattr(model, "name", None) or model.cfg.residual.describe()
+    return Finding(
+        title=f"Mass and effect of every {over} in every read of {name}",
+        dataset=dataset,
+        columns=("read", over, *(n.replace("_", " ") for n in shown), "mass rank", "effect rank"),
+        rows=rows,
+        notes=tuple(_notes(model, batch, routes, over, dataset, token, why)),
+        charts=_charts(over, fast),
+    )
+
+
+def _joined(of_reads: dict[Read, np.ndarray], reads: list[Read]) -> np.ndarray:
+    return np.concatenate([of_reads[read] for read in reads]) if reads else np.zeros(0)
+
+
+def _ranked(x: np.ndarray) -> np.ndarray:
+    """1 is the largest; ties share the mean of their ranks."""
+    return ranks(-x)
+
+
+def _grid(of_reads: dict[Read, np.ndarray], routes: dict[Read, tuple[str, ...]], columns: list[str]) -> np.ndarray:
+    grid = np.full((len(routes), len(columns)), np.nan)
+    for i, (read, names) in enumerate(routes.items()):
+        if read in of_reads:
+            grid[i, [columns.index(name) for name in names]] = of_reads[read]
+    return grid
+
+
+def _plain(x: Any) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+def _charts(over: Over, fast: bool) -> tuple[Chart, ...]:
+    heat = Chart(kind="heat", variable="gradient", x=over, y="read", signed=True, title="Estimated effect on the loss")
+    if fast:
+        return (heat, Chart(kind="scatter", variable="gradient", x="mass", title="Estimated effect against mass"))
+    return (
+        Chart(kind="scatter", variable="kl", x="mass", title="Effect against mass, a dot for each route"),
+        Chart(kind="heat", variable="loss", x=over, y="read", signed=True, title="Effect on the loss"),
+        Chart(kind="scatter", variable="loss", x="gradient", title="Ablation against its first-order estimate"),
+        Chart(kind="heat", variable="mass", x=over, y="read", title="Mass"),
+    )
+
+
+def _notes(
+    model: Transformer,
+    batch: Batch,
+    routes: dict[Read, tuple[str, ...]],
+    over: Over,
+    data: xr.Dataset,
+    token: str | int | None,
+    why: str,
+) -> list[str]:
+    n, tokens, fast = len(batch.tokens), int(batch.predicts.sum()), bool(data.attrs["fast"])
+    notes = [
+        f"Effects are means over {tokens} positions with a next token, of {n} sequence(s); masses over "
+        f"{int(batch.valid.sum())} positions; padding is excluded."
+    ]
+    if not fast:
+        notes += _correlations(data, over)
+    else:
+        notes.append("The gradient is a first-order estimate; without fast the ablations that it estimates are run.")
+    lone = [read.name for read in routes if len(routes[read]) == 1]
+    if lone:
+        notes.append(
+            f"Ranks and correlations are over the {data.attrs['n_routes']} routes of reads that have more than one; "
+            f"left out: {', '.join(lone)}."
+        )
+    if not fast:
+        followed = "the true next token" if token is None else repr(token)
+        what = "its weight set to zero" if over == "source" else "its contribution subtracted from the read"
+        notes += [
+            f"Without a route: {what} at every position; all before the read stays, all after it runs anew. The target "
+            f"of logit is {followed}.",
+            "Rescue: all routes of the read out, one put back with the weight it had; 1 is the plain loss again. Empty "
+            f"where the damage is below {LEAST:g} nats.",
+        ]
+        notes += _renormalising(data, why)
+    notes += _left_out(model, over)
+    if over == "atom" and not model.residual.linear_form("additive").scalar():
+        notes.append("Coefficients are vectors or operators here: mass is their energy-weighted mean <c, a> / <a, a>.")
+    return [*notes, *batch.notices]
+
+
+def _correlations(data: xr.Dataset, over: Over) -> list[str]:
+    at, n = data.attrs, data.attrs["n_routes"]
+    mass = "mass" if over == "source" else "mass (size of coefficients)"
+    return [
+        f"Does mass say what a route does? Spearman's rank correlation of {mass} with KL {at['spearman_mass_kl']:.2f}, "
+        f"with the loss {at['spearman_mass_loss']:.2f}; of the share of the read's size with KL "
+        f"{at['spearman_share_kl']:.2f}, with the loss {at['spearman_share_loss']:.2f} ({n} routes).",
+        "The fast path: the gradient's estimate against the change of the loss, Pearson "
+        f"{at['pearson_gradient_loss']:.2f}, Spearman {at['spearman_gradient_loss']:.2f} ({n} routes).",
+    ]
+
+
+def _renormalising(data: xr.Dataset, why: str) -> list[str]:
+    if why:
+        return [why]
+    plain, filled = data["kl"].values, data["kl_renormalised"].values
+    both = np.isfinite(filled)
+    if both.any() and np.abs(plain - filled)[both].max() <= _SAME * np.abs(plain[both]).max():
+        return [
+            "Renormalising makes no difference here: a norm follows the read, which takes its scale out again, and the "
+            "read is nothing but the mixture."
+        ]
+    return ["Renormalised: what is left of a row of weights is scaled to the sum that the row had."]
+
+
+def _left_out(model: Transformer, over: Over) -> list[str]:
+    everywhere = routes_of(model, over)
+    gone = [read.name for read in model.reads if read not in everywhere]
+    if not gone:
+        return []
+    why = (
+        "it takes one stream as it is, or shares its weights with another read"
+        if over == "source"
+        else ("no hook point stands at it alone")
+    )
+    return [f"Not among the reads, because {why}: {', '.join(gone)}."]
