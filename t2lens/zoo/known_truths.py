@@ -12,6 +12,7 @@ Sublayers without a part write noise along directions that nothing reads, so tha
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ _NO_NORM = Norm(kind="none", weight=False, eps=1e-20)
 
 @dataclass(frozen=True)
 class KnownTruth:
-    """A model with its answer.
+    """A model with its answer; nothing changes it after it was made, so passes can be compared.
 
     model: hand-wired, float64. tokens [batch, pos]: a prompt that shows the truth. truth: named facts, as the function
     that made it says; sublayers by their names ("2.mlp"), tokens by their ids. draw(seed): another such prompt.
@@ -258,7 +259,7 @@ def quiet_route(seed: int) -> KnownTruth:
 
 
 def _routes(seed: int, *, saturated: bool) -> KnownTruth:
-    mid_norm = Norm(weight=False, eps=1e-14) if saturated else None
+    mid_norm = Norm(weight=False, eps=1e-10) if saturated else None
     w = _Wiring(seed, AttnRes(), norm=_NO_NORM, mid_norm=mid_norm)
     reader = w.dice.choice([s for s in w.writers[2:] if s.endswith("mlp")])
     at = w.sites.index(reader)
@@ -270,12 +271,12 @@ def _routes(seed: int, *, saturated: bool) -> KnownTruth:
     mass = w.dice.uniform(0.85, 0.97)
     w.wire(idle, (w.constant, w.dice.uniform(4, 8) * unread))
     w.wire(telling, (sign, told))
-    w.wire(reader, (100 * told, out / 100))  # neurons of a size at which neither eps nor rounding is seen
+    w.wire(reader, (1e4 * told, out / 1e4))  # neurons of a size at which eps is not seen, while it hides rounding
     w.scores(reader, unread, float(torch.logit(torch.tensor(mass))) + float(torch.tensor(float(at)).log()))
     answers = dict(zip(classes, w.ids(2), strict=True))
     w.idle(idle, telling, reader)
     prompt = w.done({}, _mixed(*classes.values()))
-    along = (w.model.record(prompt.tokens).read("out") @ out).abs()
+    along = (copy.deepcopy(w.model).record(prompt.tokens).read("out") @ out).abs()
     size = w.dice.uniform(3, 6)
     for name, way in (("plus", 1), ("minus", -1)):
         w.answer(answers[name], way * size / along.mean() * out)
@@ -367,7 +368,7 @@ def cancelling_paths(seed: int) -> KnownTruth:
     w.give(classes["with"], feature)
     (token,) = w.ids(1)
     prompt = w.done({}, _mixed(*classes.values()))
-    mixing = mixing_matrix(w.model, prompt.tokens)[0, :, 0]  # [read, atom], the same everywhere
+    mixing = mixing_matrix(copy.deepcopy(w.model), prompt.tokens)[0, :, 0]  # [read, atom], the same everywhere
     share = w.dice.uniform(4, 8)
     reads = [read.name for read in w.model.reads]
     for site, way in ((plus, 1), (minus, -1)):
@@ -416,7 +417,7 @@ def planted_path(seed: int) -> KnownTruth:
 
     prompt = w.done({}, draw)
     w.answer(token, steps[-1])
-    logits = w.model(prompt.tokens)[..., token]
+    logits = copy.deepcopy(w.model)(prompt.tokens)[..., token]
     after = torch.isin(prompt.tokens, torch.tensor(markers)).cumsum(dim=1).bool()
     w.model.unembed.weight[token] *= w.dice.uniform(4, 8) / logits[after].min()
     truth = {"path": ["embed", *path], "markers": markers, "token": token, "least_logit": 2.0}
@@ -450,11 +451,11 @@ def _streams(seed: int, *, redundant: bool) -> KnownTruth:
     w = _Wiring(seed, HyperConnections(n_streams=n, coefficients="static", res="static", readout="head"))
     order = list(range(n))
     w.dice.shuffle(order)
-    carrier, copy, *dead = order
+    carrier, twin, *dead = order
     residual: Any = w.model.residual
-    used = [carrier, copy] if redundant else [carrier]
+    used = [carrier, twin] if redundant else [carrier]
     residual.static_pre.zero_()[:, used] = 1 / len(used)
-    residual.static_post.zero_()[:, [carrier, copy]] = 1.0
+    residual.static_post.zero_()[:, [carrier, twin]] = 1.0
     residual.head_static.fill_(-40.0)[used] = 40.0  # sigmoid: 0 and 1
     path = sorted(w.dice.sample(w.writers, 2), key=w.writers.index)
     steps = [w.direction() for _ in range(3)]
@@ -467,7 +468,7 @@ def _streams(seed: int, *, redundant: bool) -> KnownTruth:
     w.idle(*path)
     truth = {
         "carrier": carrier,
-        "copy": copy,
+        "copy": twin,
         "dead": sorted(dead),
         "path": ["embed", *path],
         "token": token,

@@ -21,7 +21,7 @@ from t2lens.zoo.known_truths import (
     write_only_gate,
 )
 
-SEEDS = pytest.mark.parametrize("seed", range(8))
+SEEDS = pytest.mark.parametrize("seed", range(5))
 LIMIT = 1e-10
 
 
@@ -55,8 +55,8 @@ def without_atom(truth: KnownTruth, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", GALLERY)
 def test_sizes_and_parts_come_from_the_seed_and_prompts_can_be_drawn(name):
-    made = [GALLERY[name](seed) for seed in range(6)]
-    assert len({(k.model.cfg.d_model, k.model.cfg.n_layers, k.model.cfg.d_vocab) for k in made}) >= 5
+    made = [GALLERY[name](seed) for seed in range(5)]
+    assert len({(k.model.cfg.d_model, k.model.cfg.n_layers, k.model.cfg.d_vocab) for k in made}) >= 4
     assert len({k.model.cfg.attention for k in made}) >= 3
     again = GALLERY[name](3)
     for p, q in zip(again.model.parameters(), made[3].model.parameters(), strict=True):
@@ -118,7 +118,7 @@ def test_a_route_with_most_of_the_mass_changes_nothing(seed):
         lost = logits - without_route(k, t["read"], t["telling"], renormalise=renormalise)
         for name, ids in t["classes"].items():
             lost_here = lost[is_one_of(k.tokens, ids)][:, t["answers"][name]]
-            assert (lost_here - t["effect"]).abs().max() < 1e-4
+            assert (lost_here - t["effect"]).abs().max() < 1e-6
     for name, ids in t["classes"].items():
         assert (logits[is_one_of(k.tokens, ids)].argmax(-1) == t["answers"][name]).all()
     assert (without_atom(k, t["idle"]) - logits).abs().max() < LIMIT
