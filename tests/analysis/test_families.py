@@ -136,9 +136,9 @@ def test_a_source_that_holds_nothing_has_mass_and_no_effect(seed: int) -> None:
     found = ablate_families(model, random_tokens(seed + 5))
     cell = "readout" if layer == 2 else f"{('middle', 'late')[layer]} attn"
     idle = found.dataset.sel(cell=cell, family="current")
-    assert idle["mass"] > 0.02
-    assert abs(idle["loss_change"]) < 1e-9  # the mixture is scaled, and a norm follows
-    assert abs(found["loss_change"].sel(cell=cell, family="embedding")) > 1e-3
+    assert idle["mass"] > 0.1
+    assert max(abs(idle["loss_change"]), idle["kl"]) < 1e-9  # the mixture is scaled, and a norm follows
+    assert found["kl"].sel(cell=cell, family="embedding") > 1e-6  # a mean change of the loss could cancel
 
 
 def test_padding_and_batches_only_change_how_sequences_are_weighed() -> None:
