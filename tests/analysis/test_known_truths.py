@@ -173,23 +173,21 @@ def test_effect_is_told_from_mass(seed):
     for name in ("idle_route", "quiet_route"):
         k = made(name, seed)
         t = k.truth
-        prompt = followed(k, t["answers"])
-        found = measure_effects(k.model, prompt, reads=t["read"])
-        row = found.dataset.sel(read=t["read"])
+        row = measure_effects(k.model, k.tokens, reads=t["read"]).dataset.sel(read=t["read"])
         own = k.model.sources()[t["read"]]
         assert str(row["mass"].sel(source=own).idxmax().values) == t["idle"]
         assert str(row["share"].sel(source=own).idxmax().values) == t["idle"]
         assert float(row["mass"].sel(source=t["idle"])) == pytest.approx(t["idle_mass"], abs=1e-6)
         quiet = row.sel(source=t["telling"])
         assert float(quiet["mass"]) == pytest.approx(t["telling_mass"], abs=1e-6)
-        assert float(quiet["loss"]) > 0.5 and float(quiet["kl"]) > 0.5
-        assert float(quiet["rescue"]) == pytest.approx(1, abs=1e-6)
+        assert float(quiet["kl"]) > 0.5 and float(abs(quiet["loss"])) > 0.01
+        assert float(quiet["rescue_kl"]) == pytest.approx(1, abs=1e-6)
         rest = row.sel(source=[s for s in own if s != t["telling"]])
         assert float(abs(rest["kl"]).max()) < LIMIT and float(abs(rest["loss"]).max()) < 1e-7
         saturated = name == "idle_route"
         assert (float(abs(rest["kl_renormalised"]).max()) < LIMIT) == saturated
-        assert (float(abs(quiet["gradient"])) < 1e-8) == saturated  # a sign has no gradient
-        assert float(abs(rest["gradient"]).max()) < LIMIT
+        assert (float(abs(quiet["gradient"])) < 1e-6) == saturated  # a sign has no gradient
+        assert float(abs(rest["gradient"]).max()) < 1e-8
         assert str(row["kl"].sel(source=own).idxmax().values) == t["telling"]
         assert float(row["disagreement"].sel(source=t["idle"])) < 0 < float(quiet["disagreement"])
 

@@ -118,7 +118,7 @@ def test_a_route_with_most_of_the_mass_changes_nothing(seed):
         lost = logits - without_route(k, t["read"], t["telling"], renormalise=renormalise)
         for name, ids in t["classes"].items():
             lost_here = lost[is_one_of(k.tokens, ids)][:, t["answers"][name]]
-            assert (lost_here - t["effect"]).abs().max() < 1e-6
+            assert (lost_here - t["effect"]).abs().max() < 1e-4
     for name, ids in t["classes"].items():
         assert (logits[is_one_of(k.tokens, ids)].argmax(-1) == t["answers"][name]).all()
     assert (without_atom(k, t["idle"]) - logits).abs().max() < LIMIT
