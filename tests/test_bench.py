@@ -6,14 +6,27 @@ from itertools import islice
 
 import pytest
 
-from t2lens.bench import SUITES, Ratio
+from t2lens.bench import SUITES, Ratio, timing
+
+_SMALLER = {"effects": {"n_layers": 2}}  # where a ratio takes seconds
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_suites_run(suite):
-    ratios = list(islice(SUITES[suite](pairs=2), 3))
+    ratios = list(islice(SUITES[suite](pairs=2, **_SMALLER.get(suite, {})), 3))
     assert len({ratio.name for ratio in ratios}) == 3
     assert all(0 < ratio.low <= ratio.median <= ratio.high and ratio.seconds > 0 for ratio in ratios)
+
+
+def test_a_part_can_stand_for_the_whole(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def passes(seconds):
+        clock[0] += seconds
+
+    ratio = timing.paired("all / a quarter", lambda: passes(3.0), lambda: passes(2.0), pairs=4, times_b=4.0)
+    assert ratio.low == ratio.median == ratio.high == 3 / 8
 
 
 def test_a_bound_is_kept_or_not():

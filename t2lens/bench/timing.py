@@ -27,10 +27,20 @@ class Ratio:
 
 
 def paired(
-    name: str, a: Callable[[], object], b: Callable[[], object], *, pairs: int = 40, bound: float | None = None
+    name: str,
+    a: Callable[[], object],
+    b: Callable[[], object],
+    *,
+    pairs: int = 40,
+    bound: float | None = None,
+    warm_ups: int = 2,
+    times_b: float = 1.0,
 ) -> Ratio:
-    """Time `a` and `b` alternately (each first in every other pair) after two warm-up calls."""
-    for _ in range(2):
+    """Time `a` and `b` alternately (each first in every other pair) after warm-up calls.
+
+    times_b: what `a` is compared with is so many times `b`.
+    """
+    for _ in range(warm_ups):
         a()
         b()
     ratios, times = [], []
@@ -40,7 +50,7 @@ def paired(
             start = time.perf_counter()
             (a if which == "a" else b)()
             spent[which] = time.perf_counter() - start
-        ratios.append(spent["a"] / spent["b"])
+        ratios.append(spent["a"] / (spent["b"] * times_b))
         times.append(spent["a"])
     low, median, high = statistics.quantiles(ratios, n=4)
     return Ratio(name, median, low, high, bound, statistics.median(times))
