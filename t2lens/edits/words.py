@@ -37,7 +37,9 @@ def sentence(edit: Edit) -> str:
 
 def _what(edit: Edit) -> str:
     """What is edited."""
-    site = f"{edit.site}.{edit.way}" if edit.way else edit.site
+    site = "every site" if edit.site == "*" else edit.site
+    if edit.way:
+        site += f" (way {edit.way})" if edit.site == "*" else f".{edit.way}"
     names = joined(edit.sources)
     if edit.target in ("depth_weight", "depth_score"):
         word = edit.target.replace("_", " ")
