@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["ddl_audit.ipynb", "paths.ipynb", "quickstart.ipynb", "signatures.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["ddl_audit.ipynb", "mass_and_effect.ipynb", "paths.ipynb", "quickstart.ipynb", "signatures.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
