@@ -223,7 +223,8 @@ class _Numbers:
             draws[draw] = [found.shares(part) for part in self.slices.values()]
         out = np.full((len(self.names), len(PARTS), 2), np.nan)
         there = ~np.isnan(draws).all(axis=0)
-        out[there] = np.nanpercentile(draws[:, there], _LEVEL, axis=0).T
+        if there.any():
+            out[there] = np.nanpercentile(draws[:, there], _LEVEL, axis=0).T
         return out
 
     def _interval(self, name: str, dims: tuple[str, ...], values: np.ndarray, n_boot: int, seed: int) -> None:

@@ -49,7 +49,7 @@ def advantage(weights: Tensor, b: Tensor, normaliser: Normaliser = "softmax") ->
 
 class Route(NamedTuple):
     """The routes of one read (weights, b, slope [B, T, S]) or of one attention site ([B, H, T, T]), in nats of the
-    summed loss, float64. seen: which routes exist."""
+    summed loss, in at least float32. seen: which routes exist."""
 
     name: str
     columns: tuple[str, ...]
@@ -79,7 +79,7 @@ class RouteGradients:
 
     def __init__(self, model: Transformer, batch: Batch, where: Tensor, axis: str) -> None:
         self.model, self.batch = model, batch
-        self.left_out: dict[str, list[str]] = {}  # reason -> names
+        self.left_out: dict[tuple[str, str], list[str]] = {}  # axis, reason -> names
         self.scores: dict[str, Tensor] = {}
         self.sites: dict[str, _Site] = {}
         hooks: list[tuple[str, Any]] = [("hook_embed", _leaf)]
@@ -117,8 +117,8 @@ class RouteGradients:
         else:
             site.z = tensor
 
-    def leave_out(self, why: str, name: str) -> None:
-        self.left_out.setdefault(why, []).append(name)
+    def leave_out(self, why: str, name: str, axis: str = "depth") -> None:
+        self.left_out.setdefault((axis, why), []).append(name)
 
     def depth_routes(self) -> Iterator[Route]:
         """The reads whose weights are a known function of scores; the others are noted in `left_out`."""
@@ -157,16 +157,17 @@ class RouteGradients:
             yield Route(read.name, columns, own.double(), b, slope, torch.ones_like(own, dtype=torch.bool), kind)
 
     def sequence_routes(self) -> Iterator[Route]:
-        """Every attention site whose pattern is the softmax of its scores."""
+        """Every attention site whose pattern is the softmax of its scores; to be run through once."""
         for name, site in self.sites.items():
             if site.error > _tolerance(site.pattern):
-                self.leave_out("a hook edits its pattern, which is no softmax of its scores", name)
+                self.leave_out("a hook edits its pattern, which is no softmax of its scores", name, "sequence")
                 continue
-            grad, v = self.of_z[name].double().transpose(1, 2), site.v.double().transpose(1, 2)  # [B, H, T, K]
+            grad, v = wide(self.of_z[name]).transpose(1, 2), wide(site.v).transpose(1, 2)  # [B, H, T, K]
             v = v.repeat_interleave(grad.shape[1] // v.shape[1], dim=1)
-            weights, b = site.pattern.double(), grad @ v.transpose(-1, -2)
+            weights, b = wide(site.pattern), grad @ v.transpose(-1, -2)
             heads = tuple(f"{i}" for i in range(weights.shape[1]))
-            yield Route(name, heads, weights, b, advantage(weights, b), site.seen, "softmax")
+            seen, site.pattern, site.seen = site.seen, torch.empty(0), torch.empty(0)  # free as the caller goes on
+            yield Route(name, heads, weights, b, advantage(weights, b), seen, "softmax")
 
 
 def _leaf(tensor: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
@@ -180,12 +181,13 @@ def source_vectors(
     """For the reads named in `gates` (read -> the gate that holds its depth weights): (read, base [B, T, D], vectors
     [S, B, T, D]), so that the read is base + sum_j a_j vectors[j].
 
-    The system's own linear code runs with all weights zero, and with 1 on one source at a time (a leading axis): what
-    a unit of weight puts into the read, with the scales, gates and matrices between source and read.
+    The system's own linear code runs with all weights zero, and with 1 on one source at a time: what a unit of weight
+    puts into the read, with the scales, gates and matrices between source and read.
     """
     assert record.embed is not None
     if not gates:
         return
+    mutates = type(residual).enter is not ResidualSystem.enter
     with torch.no_grad():
         state = residual.begin(record.embed)
         for step in record.steps:  # systems with depth scores have sequential blocks
@@ -195,11 +197,13 @@ def source_vectors(
                 weights = step.gates[gates[read.name]]
                 n = weights.shape[-1]
                 units = torch.cat([weights.new_zeros(1, n), torch.eye(n, dtype=weights.dtype, device=weights.device)])
-                units = units[:, None, None, :].expand(n + 1, *weights.shape)
-                changed = {name: units if gate is weights else gate for name, gate in step.gates.items()}
-                entered = residual.enter(copy.deepcopy(state), step.site, changed)
-                found = by_way(residual.read(entered, step.site, changed))[way]
-                yield read, found[0], found[1:] - found[:1]
+                made = []
+                for unit in units:  # one at a time: a product over all would hold [S, B, T, S, D]
+                    row = unit.expand(weights.shape).contiguous()
+                    changed = {name: row if gate is weights else gate for name, gate in step.gates.items()}
+                    entered = residual.enter(copy.deepcopy(state) if mutates else state, step.site, changed)
+                    made.append(by_way(residual.read(entered, step.site, changed))[way])
+                yield read, made[0], torch.stack(made[1:]) - made[0]
             state = residual.enter(state, step.site, step.gates)
             if step.out is not None:
                 state = residual.write(state, step.site, residual.atom(step.out, step.gates), step.gates)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from t2lens.analysis.inputs import Batch
+from t2lens.analysis.progress import progress
 from t2lens.mixing import mixing_by_read
 from t2lens.tracing import depth_weights
 
@@ -55,7 +56,8 @@ def collect(model: Transformer, tokens: Tensor, batch: Batch, over: Over) -> Wei
     size = max(1, _AT_ONCE[over] // tokens.shape[1])
     found: dict[str, list[np.ndarray]] = {}
     residual = model.residual
-    for start in range(0, len(tokens), size):
+    starts = range(0, len(tokens), size)
+    for start in progress(starts, "Reading texts", total=len(starts)):
         ids, valid = tokens[start : start + size], batch.valid[start : start + size]
         record = model.record(ids, None if batch.mask is None else valid)
         for name, weights in _by_read(model, record, over):
