@@ -10,7 +10,7 @@ import xarray as xr
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import Batch
 from t2lens.analysis.statistics import pearson, ranks, spearman
-from t2lens.analysis.sweep import Over, routes_of
+from t2lens.analysis.sweep import Over, caveats, routes_of
 from t2lens.residual import Read
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ def _notes(
             f"where the damage is below {LEAST:g} nats.",
         ]
         notes += _renormalising(data, why)
+    notes += caveats(model) if over == "source" else []
     notes += _left_out(model, over)
     if over == "atom" and not model.residual.linear_form("additive").scalar():
         notes.append("Coefficients are vectors or operators here: mass is their energy-weighted mean <c, a> / <a, a>.")

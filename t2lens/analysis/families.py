@@ -21,10 +21,10 @@ from torch import Tensor
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import read_batch
 from t2lens.analysis.statistics import interval_of_mean, spearman
+from t2lens.analysis.sweep import caveats
 from t2lens.analysis.variants import Variant, effects_of, layer_of
 from t2lens.edits import without
-from t2lens.residual import Read, ResidualSystem, Source
-from t2lens.residual.dca import DeepCrossAttention
+from t2lens.residual import Read, Source
 from t2lens.residual.hyper_connections import HyperConnected
 from t2lens.tracing import depth_weights
 
@@ -316,15 +316,6 @@ def _notes(model: Transformer, batch: Any, renormalise: bool, level: float) -> l
     notes.append(
         "A read that has nothing but the family to read is left as it is (`left`, as counted in the plain pass)."
     )
-    residual = model.residual
-    if isinstance(residual, DeepCrossAttention) and residual.cfg.grn != "v1":
-        notes.append(
-            "Coefficients are vectors over channels here: their mean is ablated, what each channel has beyond it stays."
-        )
-    carries = type(residual).enter is not ResidualSystem.enter and not isinstance(residual, DeepCrossAttention)
-    if carries and not any(read.way == "r" for read in model.reads):
-        notes.append(
-            "The mixture that a block begins with is also what it carries on, so its ablation reaches later reads too."
-        )
+    notes += caveats(model)
     notes.append("Protocol: arXiv 2606.13168; families are told by what a source holds and when it was written.")
     return notes

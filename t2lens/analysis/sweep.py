@@ -18,7 +18,8 @@ from t2lens.analysis.progress import progress
 from t2lens.analysis.variants import Edit, Variant, run_variants
 from t2lens.edits import without
 from t2lens.mixing import ForwardRecord, Resume, contributions_by_read
-from t2lens.residual import Read, by_way
+from t2lens.residual import Read, ResidualSystem, by_way
+from t2lens.residual.dca import DeepCrossAttention
 from t2lens.sublayers import Places
 from t2lens.sublayers.norms import wide
 
@@ -26,7 +27,18 @@ if TYPE_CHECKING:
     from t2lens.analysis.inputs import Batch
     from t2lens.model import Transformer
 
-__all__ = ["Cut", "Over", "Shifts", "point_of", "recorded", "routes_of", "sequences", "source_parts", "sweep"]
+__all__ = [
+    "Cut",
+    "Over",
+    "Shifts",
+    "caveats",
+    "point_of",
+    "recorded",
+    "routes_of",
+    "sequences",
+    "source_parts",
+    "sweep",
+]
 
 Over = Literal["source", "atom"]
 
@@ -70,6 +82,22 @@ def routes_of(model: Transformer, over: Over) -> dict[Read, tuple[str, ...]]:
             atoms = model.atoms[: read.site.seen + 1]
             found[read] = atoms if over == "atom" else tuple(s.name for s in model.residual.sources(read.site))
     return found
+
+
+def caveats(model: Transformer) -> list[str]:
+    """What taking away depth weights does not do, or does besides, in this system."""
+    residual, out = model.residual, []
+    is_dca = isinstance(residual, DeepCrossAttention)
+    if is_dca and residual.cfg.grn != "v1":
+        out.append(
+            "Coefficients are vectors over channels here: their mean is ablated, what each channel has beyond it stays."
+        )
+    replaces = type(residual).enter is not ResidualSystem.enter and not is_dca
+    if replaces and not any(read.way == "r" for read in model.reads):
+        out.append(
+            "The mixture that a block begins with is also what it carries on, so its ablation reaches later reads too."
+        )
+    return out
 
 
 def sequences(batch: Batch) -> Iterator[Batch]:
