@@ -75,9 +75,9 @@ def trace(loaded: Loaded, prompt: str) -> Any:
     return _trace(loaded.name, loaded.weights_hash, prompt, _model=loaded.model)
 
 
-def analyse(loaded: Loaded, key: str, prompt: str | None, options: dict[str, Any]) -> Any:
-    """The finding of an analysis of the catalog on a prompt (None: the bundled passages); the last 16 are kept."""
-    return _analyse(loaded.name, loaded.weights_hash, key, prompt, tuple(sorted(options.items())), _model=loaded.model)
+def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any]) -> Any:
+    """The finding of an analysis of the catalog on a prompt, or on so many bundled passages; the last 16 are kept."""
+    return _analyse(loaded.name, loaded.weights_hash, key, given, tuple(sorted(options.items())), _model=loaded.model)
 
 
 def _weights_hash(name: str) -> str:
@@ -113,10 +113,10 @@ def _analyse(
     name: str,  # noqa: ARG001 - part of the key
     weights_hash: str,  # noqa: ARG001
     key: str,
-    prompt: str | None,
+    given: str | int,
     options: tuple[tuple[str, Any], ...],
     *,
     _model: Any,
 ) -> Any:
     with _LOCK:
-        return analysis(key).run(_model, sample_texts() if prompt is None else prompt, **dict(options))
+        return analysis(key).run(_model, sample_texts(given) if isinstance(given, int) else given, **dict(options))

@@ -21,8 +21,8 @@ GROUPS = {
     "routes": "which routes through depth matter, and what moves them",
     "gates": "what the gates of Deep Delta Learning do",
 }
-_SAMPLE = "bundled passages"
-_OWN = "this prompt"
+RUN_ON = {"8 bundled passages": 8, "all 32 bundled passages": 32, "this prompt": 0}
+"""What an analysis over texts runs on, and how many passages that is."""
 
 
 def page(group: str) -> Callable[[], None]:
@@ -39,18 +39,18 @@ def page(group: str) -> Callable[[], None]:
         prompt, cut = limit_prompt(st.session_state["prompt"])
         _write_url(entry, prompt)
         tell([*notices, *cut])
-        texts = entry.texts and st.session_state.get("texts", _SAMPLE) == _SAMPLE
-        if not texts and not prompt.strip():
+        passages = RUN_ON[st.session_state["texts"]] if entry.texts else 0
+        if not passages and not prompt.strip():
             tell(["The prompt is empty: type a few words and press Run."])
             return
         try:
             with st.spinner("Running ...", show_time=True):
                 loaded = loaders.load(st.session_state["model_a"])
-                finding = loaders.analyse(loaded, entry.key, None if texts else prompt, options)
+                finding = loaders.analyse(loaded, entry.key, passages or prompt, options)
         except (ValueError, KeyError) as error:  # a sentence for the reader: what this model or prompt cannot give
             tell([str(error.args[0]) if error.args else str(error)])
             return
-        _show(finding, entry, prompt, options, texts)
+        _show(finding, entry, passages or prompt, options)
 
     show.__name__ = group
     return show
@@ -83,7 +83,7 @@ def _model_for(entries: list[Analysis], names: list[str]) -> str | None:
 
 
 def _controls(group: str, names: list[str], entries: list[Analysis]) -> tuple[Analysis, dict[str, Any]]:
-    left, middle, right = st.columns([2, 2.6, 8], vertical_alignment="bottom")
+    left, middle, right = st.columns([2, 2.6, 8])
     left.selectbox("Model", names, key="model_a")
     titles = {entry.key: entry.title for entry in entries}
     key = middle.selectbox("Analysis", list(titles), format_func=titles.__getitem__, key=f"analysis-{group}")
@@ -97,7 +97,7 @@ def _controls(group: str, names: list[str], entries: list[Analysis]) -> tuple[An
         for i in range(0, len(shown), 5):
             for option, column in zip(shown[i : i + 5], st.columns(5, vertical_alignment="bottom"), strict=False):
                 if option is None:
-                    column.selectbox("Run on", [_SAMPLE, _OWN], key="texts")
+                    column.selectbox("run on", list(RUN_ON), key="texts")
                 else:
                     options[option.name] = _widget(column, option, entry)
     st.caption(entry.what)
@@ -124,27 +124,27 @@ def _write_url(entry: Analysis, prompt: str) -> None:
         st.query_params.from_dict(wanted)
 
 
-def _show(finding: Any, entry: Analysis, prompt: str, options: dict[str, Any], texts: bool) -> None:
+def _show(finding: Any, entry: Analysis, given: str | int, options: dict[str, Any]) -> None:
     verdict = "" if finding.passed is None else ": passed" if finding.passed else ": FAILED"
     with st.container(key="finding"):
         st.text(finding.title + verdict)
-    for i, chart in enumerate(finding.charts):
-        drawn = figure(finding, i)
-        if not chart.title:
-            drawn.update_layout(title=None, margin_t=16)  # the finding's own, which stands above
-        st.plotly_chart(drawn, key=f"chart-{i}", theme=None, config={"displaylogo": False})
+    for i in range(0, len(finding.charts), 2):
+        for j, place in zip(range(i, min(i + 2, len(finding.charts))), st.columns(2, gap="medium"), strict=False):
+            drawn = figure(finding, j)
+            place.plotly_chart(drawn, key=f"chart-{j}", theme=None, config={"displaylogo": False})
     columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
     st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420))
     for note in finding.notes:
         st.text(f"\u2013 {note}")
-    name, given = st.session_state["model_a"], "".join(f", {k}={v!r}" for k, v in options.items())
-    module, function = entry.function.split(":")
-    asked = "sample_texts()" if texts else repr(prompt)
+    name, module, function = st.session_state["model_a"], *entry.function.split(":")
+    texts = isinstance(given, int)
+    asked = f"sample_texts({given})" if texts else repr(given)
     more = "\nfrom t2lens.zoo.text import sample_texts" if texts else ""
+    chosen = "".join(f", {key}={value!r}" for key, value in options.items())
     with st.expander("In Python and as data"):
         st.code(
             f"import t2lens\nfrom {module} import {function}{more}\n\n"
-            f"finding = {function}(t2lens.load({name!r}), {asked}{given})\nfinding.dataset",
+            f"finding = {function}(t2lens.load({name!r}), {asked}{chosen})\nfinding.dataset",
             language="python",
         )
         st.download_button("All numbers (JSON)", finding.to_json(), f"{entry.key}-{name}.json", "application/json")

@@ -321,7 +321,7 @@ class _Numbers:
         ]
         what = "depth weights" if self.over == "source" else "mixing coefficients"
         charts = (
-            Chart(kind="bars", variable="share", x="read", by="part", title=f"What the {what} of a read follow"),
+            Chart(kind="stack", variable="share", x="read", by="part", title=f"What the {what} of a read follow"),
             Chart(
                 kind="heat",
                 variable="weight_mean",

@@ -345,7 +345,7 @@ def _notes(seen: Measured) -> tuple[str, ...]:
 
 def _charts(erases: bool, effects: bool) -> tuple[Chart, ...]:
     charts = [
-        Chart(kind="bars", variable="share", x="site", by="regime", title=f"Tokens by {_cuts(erases)}"),
+        Chart(kind="stack", variable="share", x="site", by="regime", title=f"Tokens by {_cuts(erases)}"),
         Chart(kind="heat", variable="beta_histogram", x="bin", y="site", title="Beta by sublayer"),
         Chart(kind="heat", variable="cosine", x="other", y="site", title="Directions at the same token: mean |cos|"),
         Chart(kind="lines", variable="survival", x="atom", by="quantile", title="What reaches the readout"),

@@ -22,14 +22,15 @@ class Chart:
     """How a variable of the dataset is drawn.
 
     kind: "heat" (variable over y x x), "scatter" (variable against x, both variables over the same axes, one dot per
-        entry), "bars" (variable over the coordinate x, one colour per entry of `by`), "lines" (the same as lines).
+        entry), "bars" (variable over the coordinate x, one colour per entry of `by`), "stack" (such bars on top of each
+        other, for shares of a whole), "lines" (the same as lines).
     variable: name of the variable. x, y: coordinates (of "scatter": x is the other variable). by: a further axis.
     signed: whether the sign means something (a diverging scale with 0 in the middle).
     at: axis -> index, where the variable has more axes than the chart (default: the last entry of such an axis).
     label: what the values are, with their unit; by default the attributes of the variable.
     """
 
-    kind: Literal["heat", "scatter", "bars", "lines"]
+    kind: Literal["heat", "scatter", "bars", "stack", "lines"]
     variable: str
     x: str
     y: str = ""

@@ -28,7 +28,9 @@ def figure(finding: Any, chart: int = 0) -> go.Figure:
         raise IndexError(f"This finding has {len(finding.charts)} chart(s); there is no chart {chart}.")
     spec = finding.charts[chart]
     plain = go.Figure(layout=_layout(spec, finding))
-    return {"heat": _heat, "scatter": _scatter, "bars": _bars, "lines": _lines}[spec.kind](plain, finding.dataset, spec)
+    return {"heat": _heat, "scatter": _scatter, "bars": _bars, "stack": _stack, "lines": _lines}[spec.kind](
+        plain, finding.dataset, spec
+    )
 
 
 def _layout(spec: Any, finding: Any) -> dict[str, Any]:
@@ -64,8 +66,8 @@ def _words(data: Any, axis: str) -> list[str]:
 
 
 def _named(spec: Any, variable: Any) -> str:
-    unit = variable.attrs.get("unit", "")
-    return markup_safe(spec.label or f"{spec.variable.replace('_', ' ')}{f' ({unit})' if unit else ''}")
+    name, unit = spec.variable.replace("_", " "), variable.attrs.get("unit", "")
+    return markup_safe(spec.label or (f"{name} ({unit})" if unit and unit not in name else name))
 
 
 def _ticks(words: list[str], room: int = 64) -> dict[str, Any]:
@@ -152,6 +154,10 @@ def _series(plain: go.Figure, data: Any, spec: Any, add: Any) -> go.Figure:
 
 def _bars(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
     return _series(plain, data, spec, plain.add_bar)
+
+
+def _stack(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
+    return _bars(plain, data, spec).update_layout(barmode="stack", bargap=0.15)
 
 
 def _lines(plain: go.Figure, data: Any, spec: Any) -> go.Figure:

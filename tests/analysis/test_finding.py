@@ -30,6 +30,7 @@ def finding(**changes: Any) -> Finding:
             Chart(kind="scatter", variable="share", x="mass"),
             Chart(kind="bars", variable="share", x="site"),
             Chart(kind="lines", variable="share", x="pos", by="site"),
+            Chart(kind="stack", variable="share", x="pos", by="site"),
         ),
     }
     return Finding(**(given | changes))
@@ -45,15 +46,17 @@ def test_json_holds_every_number_and_names_what_is_missing() -> None:
 
 def test_every_chart_draws_the_numbers() -> None:
     made = finding()
-    heat, scatter, bars, lines = (made.plot(i) for i in range(4))
+    heat, scatter, bars, lines, stack = (made.plot(i) for i in range(5))
     np.testing.assert_array_equal(heat.data[0].z, made["share"].values)
     assert list(heat.layout.xaxis.ticktext) == ["\u00b7&lt;b&gt;", "\u21b5"]
     assert heat.data[0].zmin == -heat.data[0].zmax
     np.testing.assert_array_equal(scatter.data[0].y, made["share"].values.ravel())
     np.testing.assert_array_equal(bars.data[0].y, made["share"].values[:, -1])
     assert [line.name for line in lines.data] == ["0.attn", "out"]
-    with pytest.raises(IndexError, match=r"has 4 chart\(s\); there is no chart 4"):
-        figure(made, 4)
+    assert stack.layout.barmode == "stack"
+    np.testing.assert_array_equal(stack.data[1].y, made["share"].values[1])
+    with pytest.raises(IndexError, match=r"has 5 chart\(s\); there is no chart 5"):
+        figure(made, 5)
 
 
 def test_tables_show_what_does_not_exist_as_nothing_and_escape_words() -> None:
