@@ -3,6 +3,7 @@
     RUN/plan.json             this plan; the folder is named after its SHA-256
     RUN/tokens.npy            [sequence, pos] uint32, documents packed one after the other, BOS in front of each
     RUN/documents.npy         [document, 2] uint64: first token and number of tokens, counted over all sequences
+    RUN/vocabulary.json       the string of every token id; only where the model has a tokenizer
     RUN/shards/000042.safetensors       every captured tensor of its sequences, [sequence, pos, ...]
     RUN/shards/000042.json    the record of that shard, written last: without it the shard is not there
 
@@ -26,12 +27,13 @@ import torch
 from t2lens.files import sync_file, write_file
 from t2lens.store.documents import TOKEN_ID_FILES, documents, token_ids
 from t2lens.store.memory import capture_size
-from t2lens.store.wants import read_wants
+from t2lens.store.wants import Want, read_wants
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
+    from t2lens.residual import Read
 
-__all__ = ["DTYPES", "FORMAT", "Plan", "fingerprint", "make_run", "parse_plan", "read_plan"]
+__all__ = ["DTYPES", "FORMAT", "Plan", "fingerprint", "make_run", "parse_plan", "read_plan", "token_rows"]
 
 FORMAT = "t2lens store 1"
 DTYPES = {
@@ -50,8 +52,10 @@ class Plan:
     """Everything that decides the bytes of a run, and nothing else.
 
     model: name and fingerprint (SHA-256 over config and weights). tokens: SHA-256 of tokens.npy and of the tokenizer.
-    what: wants, as they were resolved in the model. dtype: of floating point tensors. tensors: key -> shape of one
-    sequence and dtype. batch_size: sequences per pass (another one would round differently).
+    what: wants, as they were resolved in the model. dtype: of floating point tensors. batch_size: sequences per pass
+    (another one would round differently). tensors: key -> shape (of one sequence), dtype, and for readers: axes (a word
+    for each), meaning and unit; where they are known, read (the name of the read that it belongs to) and labels: word
+    of an axis -> what its entries are (the names of the sources; the positions, where not all were kept).
     """
 
     model: dict[str, str]
@@ -159,10 +163,19 @@ def make_run(
     folder = Path(tempfile.mkdtemp(dir=out, prefix=".new.", suffix=".tmp"))
     try:
         n_sequences, n_documents = _pack(model, source, field, n_pos, folder)
-        tensors = {k: {"shape": list(s[1:]), "dtype": str(size.dtypes[k])[6:]} for k, s in size.shapes.items()}
+        tensors = {
+            key: {"shape": list(shape[1:]), "dtype": str(size.dtypes[key])[6:]} for key, shape in size.shapes.items()
+        }
+        for want in wants:
+            for key in (want.key, f"{want.key}|index"):
+                if key in tensors:
+                    tensors[key] |= _about(model, want, n_pos)
+        vocabulary = _vocabulary(model)
+        if vocabulary:
+            write_file(folder / "vocabulary.json", vocabulary)
         plan = Plan(
             model={"name": name or getattr(model, "name", None) or "", "sha256": fingerprint(model)},
-            tokens={"sha256": _sha256(folder / "tokens.npy"), "tokenizer": _tokenizer_hash(model)},
+            tokens={"sha256": _sha256(folder / "tokens.npy"), "tokenizer": _hash(vocabulary)},
             n_sequences=n_sequences,
             n_pos=n_pos,
             n_documents=n_documents,
@@ -190,7 +203,7 @@ def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path)
     """Write tokens.npy and documents.npy: (full sequences, documents that begin in them)."""
     flat, starts, total = folder / "tokens.flat", [], 0
     with flat.open("wb") as file:
-        for ids in _rows(model, source, field):
+        for ids in token_rows(model, source, field):
             starts.append((total, len(ids)))
             total += len(ids)
             file.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
@@ -211,7 +224,7 @@ def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path)
     return n, len(inside)
 
 
-def _rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
+def token_rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
     """Token ids of one document after the other, BOS in front of each where the tokenizer has one."""
     if isinstance(source, str | Path) and Path(source).suffix in TOKEN_ID_FILES:
         ids = token_ids(source)
@@ -235,9 +248,43 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _tokenizer_hash(model: Transformer) -> str:
-    """Of the string of every token: "" without a tokenizer."""
+def _vocabulary(model: Transformer) -> bytes:
+    """The string of every token, as JSON; nothing without a tokenizer."""
     if model.tokenizer is None:
-        return ""
-    words = [model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+        return b""
+    return json.dumps([model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]).encode()
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest() if data else ""
+
+
+def _about(model: Transformer, want: Want, n_pos: int) -> dict[str, Any]:
+    """What a reader needs to know of a tensor besides its shape; see `Plan`."""
+    point = model.hook_dict[want.hook]
+    about: dict[str, Any] = {"axes": list(want.axes(point.shape.split())[1:]), "meaning": point.meaning}
+    about["unit"] = point.unit
+    labels: dict[str, list[Any]] = {}
+    read = _read_of(model, want.hook)
+    if read is not None:
+        about["read"] = read.name
+        if "source" in point.shape.split():
+            labels["source"] = [source.name for source in model.residual.sources(read.site)]
+    kept = range(n_pos)
+    for reducer in want.reducers:
+        if reducer.startswith("pos:"):
+            start, stop = (int(part) if part else None for part in reducer[4:].split(":"))
+            kept = kept[start:stop]
+    if len(kept) < n_pos:
+        labels["pos"] = list(kept)
+    return about | ({"labels": labels} if labels else {})
+
+
+def _read_of(model: Transformer, hook: str) -> Read | None:
+    """The read that a hook belongs to by its name ("blocks.3.hook_depth_attn_mlp_k": 3.mlp.k), or None."""
+    folder, _, stem = hook.rpartition(".")
+    for read in model.reads:
+        of, _, end = read.site.hook("", read.way).rpartition(".")
+        if folder == of and stem.endswith(end.removeprefix("hook_")):
+            return read
+    return None

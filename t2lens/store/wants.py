@@ -49,18 +49,22 @@ class Want:
     def key(self) -> str:
         return "|".join((self.hook, *self.reducers))
 
+    def axes(self, words: Sequence[str]) -> tuple[str, ...]:
+        """The words of the axes of what is kept, of a tensor whose axes are called `words`."""
+        for reducer in self.reducers:
+            words = _after(reducer, words)
+        return tuple(words)
+
     def take(self, tensor: Tensor, words: Sequence[str], directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """{key: what is kept} of the tensor that passes, whose axes are called `words`."""
-        kept, axes, index = tensor.detach(), list(words), None
+        kept, axes, index = tensor.detach(), tuple(words), None
         for reducer in self.reducers:
             kind, _, argument = reducer.partition(":")
             if kind == "mean":
                 axis = axes.index(argument)
                 kept = kept.mean(dim=axis, dtype=torch.promote_types(kept.dtype, torch.float32)).to(kept.dtype)
-                del axes[axis]
             elif kind == "norm":
                 kept = torch.linalg.vector_norm(kept, dim=-1)
-                del axes[-1]
             elif kind == "top":
                 kept, index = kept.topk(min(int(argument), kept.shape[-1]), dim=-1)
             elif kind == "pos":
@@ -68,8 +72,18 @@ class Want:
                 kept = kept[tuple(slice(start, stop) if word in _POSITIONS else slice(None) for word in axes)]
             else:
                 kept = kept @ directions[argument].to(kept).T
-                axes[-1] = argument
+            axes = _after(reducer, axes)
         return {self.key: kept} if index is None else {self.key: kept, f"{self.key}|index": index}
+
+
+def _after(reducer: str, axes: Sequence[str]) -> tuple[str, ...]:
+    """The words of the axes after a reducer."""
+    kind, _, argument = reducer.partition(":")
+    if kind == "mean":
+        return tuple(axis for axis in axes if axis != argument)
+    if kind in ("norm", "top", "project"):
+        return (*axes[:-1], *{"norm": (), "top": ("top",), "project": (argument,)}[kind])
+    return tuple(axes)
 
 
 _POSITIONS = ("pos", "query_pos")
@@ -144,18 +158,16 @@ def _roles(model: Transformer) -> dict[str, list[str]]:
 
 
 def _check(want: Want, point: HookPoint, directions: Mapping[str, Tensor]) -> None:
-    axes = point.shape.split()
+    axes: Sequence[str] = point.shape.split()
     for i, reducer in enumerate(want.reducers):
         kind, _, argument = reducer.partition(":")
         about = f"The reducer {reducer!r} of {want.hook}"
         if kind == "mean":
             if argument not in axes[1:]:
                 raise ValueError(f"{about} needs one of the axes {', '.join(axes[1:])}, as in mean:{axes[-1]}.")
-            axes.remove(argument)
         elif kind == "norm" and not argument:
             if len(axes) < 3:
                 raise ValueError(f"{about} needs an axis behind batch and position.")
-            del axes[-1]
         elif kind == "top":
             if not argument.isdigit() or not int(argument) or i + 1 < len(want.reducers):
                 raise ValueError(f"{about} must be top:K with a whole number K above 0, and come last.")
@@ -170,6 +182,6 @@ def _check(want: Want, point: HookPoint, directions: Mapping[str, Tensor]) -> No
                 raise ValueError(f"{about} names directions that were not given; there are {sorted(directions)}.")
             if directions[argument].ndim != 2:
                 raise ValueError(f"Directions are [n, d]; {argument!r} has {directions[argument].ndim} axes.")
-            axes[-1] = argument
         else:
             raise ValueError(f"{about} is not known; there are mean:AXIS, norm, top:K, pos:A:B, project:NAME.")
+        axes = _after(reducer, axes)
