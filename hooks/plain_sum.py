@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -84,8 +85,17 @@ class PlainSumCache(LensCache):
         scale = pos_slice.apply(self[f"{self._norm_at(layer, mlp_input)}.hook_scale"], dim=-2)
         return batch_slice.apply(scale) if batch_slice is not None and self.has_batch_dim else scale
 
+    def compute_head_results(self) -> None:
+        """Cache what each head writes as `blocks.{l}.attn.hook_result` [batch, pos, head, d_model].
+
+        As in transformer_lens, with what stands between a head and what is written: a norm, or a gate, as recorded.
+        """
+        if not all(hasattr(block.attn, "by_head") for block in self.model.blocks):
+            super().compute_head_results()
+        elif self._ensure_head_results():
+            logging.warning("The results of all heads were cached before.")
+
     def _ensure_head_results(self) -> bool:
-        """As in transformer_lens, with what stands between a head and what is written: a norm, or a gate."""
         blocks = self.model.blocks
         if not all(hasattr(block.attn, "by_head") for block in blocks):
             return super()._ensure_head_results()

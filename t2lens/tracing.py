@@ -406,12 +406,8 @@ def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor
 
 
 def source_order(model: Transformer) -> list[str]:
-    """Every source of every read, in the order of writing; those whose content moves (a partial sum) come last."""
-    held: dict[str, set[tuple[str, ...]]] = {}
-    for read in model.reads:
-        for source in model.residual.sources(read.site):
-            held.setdefault(source.name, set()).add(source.atoms)
-    return sorted(held, key=lambda name: len(held[name]) > 1)  # sorted is stable
+    """`model.source_order()`."""
+    return model.source_order()
 
 
 def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str, touched: Marks) -> list[Check]:
