@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,11 +79,13 @@ def finding_of(
         if name in values:
             array = np.array([float(values[name][read]) for read in routes])
             variables[name] = ("read", array, {"meaning": meaning, "unit": unit})
-    related = {} if fast else {(p, m): spearman(flat[p], flat[m]) for p in _PREDICTORS for m in MEASURES}
+    related = {}
+    for p, m in product(_PREDICTORS, () if fast else MEASURES):  # KL has no sign, so that of the gradient is left out
+        related[p, m] = spearman(np.abs(flat[p]) if m == "kl" else flat[p], flat[m])
     attrs: dict[str, Any] = {"over": over, "fast": fast, "n_routes": len(apart)}
     if not fast:
         grid = np.array([[related[p, m] for m in MEASURES] for p in _PREDICTORS])
-        meaning = "Spearman's rank correlation over the routes of reads that have more than one"
+        meaning = "Spearman's rank correlation over the routes of reads that have more than one (with KL: of the sizes)"
         variables["spearman"] = (("predictor", "measure"), grid, {"meaning": meaning, "unit": ""})
         line = pearson(flat["gradient"], flat["loss"])
         meaning = "Pearson's correlation of the gradient's estimate with the change of the loss"
@@ -96,6 +99,7 @@ def finding_of(
         coords |= {"predictor": np.array(_PREDICTORS, dtype=object), "measure": np.array(MEASURES, dtype=object)}
     dataset = xr.Dataset(variables, coords=coords, attrs=attrs)
     shown = [n for n in ("mass", "share", "gradient", "loss", "loss_renormalised", "kl", "rescue") if n in values]
+    shown = [n for n in shown if np.isfinite(flat[n]).any() or not len(flat[n])]
     places = [(read, i) for read in several for i in range(len(routes[read]))]
     order = sorted(range(len(places)), key=lambda at: -abs(apart[at]))
     rows = tuple(

@@ -192,7 +192,8 @@ def test_ranks_and_correlations_are_those_of_their_definition() -> None:
     assert n == found.dataset.attrs["n_routes"] == len(found.rows) == 27
     for p in ("mass", "share", "gradient"):
         for m in ("loss", "kl", "logit"):
-            x, y = ([rank(columns[name], i) for i in range(n)] for name in (p, m))
+            columns["x"] = [abs(x) for x in columns[p]] if m == "kl" else columns[p]
+            x, y = ([rank(columns[name], i) for i in range(n)] for name in ("x", m))
             wanted = np.corrcoef(x, y)[0, 1]
             assert abs(float(found["spearman"].sel(predictor=p, measure=m)) - wanted) < 1e-12
             assert found.dataset.attrs[f"spearman_{p}_{m}"] == float(found["spearman"].sel(predictor=p, measure=m))
@@ -244,6 +245,12 @@ def test_padding_and_other_sequences_change_nothing() -> None:
     assert "11 positions" in joined.notes[0]
 
 
+def test_estimates_of_a_read_that_a_norm_follows_sum_to_zero() -> None:
+    found = measure_effects(tiny("attnres-full", seed=9), random_tokens(9), fast=True)
+    size = abs(found["gradient"])
+    assert (abs(found["gradient"].sum("source")) < 1e-3 * size.sum("source")).all()
+
+
 def test_a_token_can_be_followed() -> None:
     model, tokens = tiny("denseformer", seed=2), random_tokens(4)
     mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -287,6 +294,7 @@ def test_signed_weights_are_not_renormalised() -> None:
     assert any("signs" in note for note in found.notes)
     with pytest.raises(ValueError, match="have signs here, so there is no total to renormalise to; leave"):
         measure_effects(model, tokens, renormalise=True)
+    assert "loss renormalised" not in found.columns
     off = measure_effects(tiny("attnres-full"), tokens, renormalise=False)
     assert np.isnan(off["kl_renormalised"].values).all()
 
