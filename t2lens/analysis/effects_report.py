@@ -199,10 +199,13 @@ def _notes(
 
 def _correlations(data: xr.Dataset, over: Over) -> list[str]:
     at, n = data.attrs, data.attrs["n_routes"]
-    mass = "mass" if over == "source" else "mass (size of coefficients)"
+    if np.isfinite(at["spearman_mass_kl"]):
+        mass = "mass" if over == "source" else "mass (size of coefficients)"
+        says = f"of {mass} with KL {at['spearman_mass_kl']:.2f}, with the loss {at['spearman_mass_loss']:.2f}; "
+    else:
+        says = "mass is the same in every route and says nothing; "
     return [
-        f"Does mass say what a route does? Spearman's rank correlation of {mass} with KL {at['spearman_mass_kl']:.2f}, "
-        f"with the loss {at['spearman_mass_loss']:.2f}; of the share of the read's size with KL "
+        f"Does mass say what a route does? Spearman's rank correlation: {says}of the share of the read's size with KL "
         f"{at['spearman_share_kl']:.2f}, with the loss {at['spearman_share_loss']:.2f} ({n} routes).",
         "The fast path: the gradient's estimate against the change of the loss, Pearson "
         f"{at['pearson_gradient_loss']:.2f}, Spearman {at['spearman_gradient_loss']:.2f} ({n} routes).",

@@ -104,8 +104,6 @@ def sequences(batch: Batch) -> Iterator[Batch]:
     """Each sequence by itself, without the padding before and after it."""
     for tokens, valid, strings in zip(batch.tokens, batch.valid, batch.strings, strict=True):
         there = valid.nonzero().flatten()
-        if not len(there):
-            continue
         span = slice(int(there[0]), int(there[-1]) + 1)
         mask = None if bool(valid[span].all()) else valid[None, span]
         yield replace(batch, tokens=tokens[None, span], mask=mask, strings=(strings[span],))
