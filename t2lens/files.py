@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["new_folder", "read_arrays", "write_arrays", "write_file"]
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed anyhow
+    fcntl = None
+
+__all__ = ["is_held", "new_folder", "read_arrays", "write_arrays", "write_file", "write_parts"]
 
 
 def sync_folder(path: Path) -> None:
@@ -30,11 +35,37 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def hold(handle: int) -> None:
+    """Lock an open file or folder until it is closed or its process ends, however that ends."""
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process that is alive writes this temporary file or folder. True as well where nobody can tell."""
+    if fcntl is None:
+        return True
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def write_file(path: str | Path, data: bytes) -> Path:
     """Replace `path` by `data`: after a crash at any moment the old content or the new is there, never a part.
 
     Errors: ValueError when the folder does not exist, or when `path` is a folder itself.
     """
+    return write_parts(path, [data])
+
+
+def write_parts(path: str | Path, parts: Iterable[bytes | memoryview]) -> Path:
+    """`write_file` of content that comes in parts."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder; give the path of a file.")
@@ -44,7 +75,9 @@ def write_file(path: str | Path, data: bytes) -> Path:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            hold(file.fileno())
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)

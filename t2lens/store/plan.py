@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from t2lens.files import sync_file, write_file
+from t2lens.files import hold, sync_folder, write_file
 from t2lens.store.documents import TOKEN_ID_FILES, documents, token_ids
 from t2lens.store.memory import capture_size
 from t2lens.store.wants import Want, read_wants
@@ -33,7 +36,19 @@ if TYPE_CHECKING:
     from t2lens.model import Transformer
     from t2lens.residual import Read
 
-__all__ = ["DTYPES", "FORMAT", "Plan", "fingerprint", "make_run", "parse_plan", "read_plan", "token_rows"]
+__all__ = [
+    "BESIDE",
+    "DTYPES",
+    "FORMAT",
+    "SAFETENSORS",
+    "Plan",
+    "fingerprint",
+    "make_run",
+    "parse_plan",
+    "read_plan",
+    "sha256_of",
+    "token_rows",
+]
 
 FORMAT = "t2lens store 1"
 DTYPES = {
@@ -44,18 +59,31 @@ DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
     "float64": torch.float64,
 }
+SAFETENSORS = {  # what safetensors calls the dtypes that a shard may hold
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+# The files beside the plan, by the entry of Plan.tokens that holds their SHA-256.
+BESIDE = {"sha256": "tokens.npy", "documents": "documents.npy", "tokenizer": "vocabulary.json"}
 _SHARD_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that decides the bytes of a run, and nothing else.
+    """Everything that decides the bytes of a run, and the name that the model was loaded by.
 
-    model: name and fingerprint (SHA-256 over config and weights). tokens: SHA-256 of tokens.npy and of the tokenizer.
-    what: wants, as they were resolved in the model. dtype: of floating point tensors. batch_size: sequences per pass
-    (another one would round differently). tensors: key -> shape (of one sequence), dtype, and for readers: axes (a word
-    for each), meaning and unit; where they are known, read (the name of the read that it belongs to) and labels: word
-    of an axis -> what its entries are (the names of the sources; the positions, where not all were kept).
+    model: name and fingerprint (SHA-256 over config and weights). tokens: SHA-256 of tokens.npy, of documents.npy and
+    of vocabulary.json ("" without a tokenizer). what: wants, as they were resolved in the model. dtype: of floating
+    point tensors. batch_size, threads, device ("cpu", "cuda"): of a pass (others would round differently). tensors:
+    key -> shape (of one sequence), dtype, and for readers: axes (a word for each), meaning and unit; where they are
+    known, read (the name of the read that it belongs to) and labels: word of an axis -> what its entries are (the names
+    of the sources; the positions, where not all were kept).
     """
 
     model: dict[str, str]
@@ -69,6 +97,7 @@ class Plan:
     sequences_per_shard: int
     batch_size: int
     threads: int
+    device: str = "cpu"
     format: str = FORMAT
 
     def to_json(self) -> bytes:
@@ -83,6 +112,16 @@ class Plan:
     def n_shards(self) -> int:
         return -(-self.n_sequences // self.sequences_per_shard)
 
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Of all captured tensors and the tokens, without the headers of the files."""
+        sizes = (math.prod(of["shape"]) * getattr(torch, of["dtype"]).itemsize for of in self.tensors.values())
+        return sum(sizes) + 4 * self.n_pos
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes_per_sequence / self.n_pos
+
     def rows(self, shard: int) -> range:
         """The sequences of a shard."""
         start = shard * self.sequences_per_shard
@@ -90,11 +129,14 @@ class Plan:
 
 
 def read_plan(run: str | Path) -> Plan:
-    """The plan of a run folder. ValueError where there is none, or one of another format."""
+    """The plan of a run folder. ValueError where there is none, or one of another format, or one that was changed."""
     file = Path(run) / "plan.json"
     if not file.is_file():
         raise ValueError(f"{str(run)!r} is no run of t2lens capture: it has no plan.json.")
-    return parse_plan(file.read_bytes(), str(file))
+    plan, name = parse_plan(file.read_bytes(), str(file)), file.absolute().parent.name
+    if name != plan.name and re.fullmatch("[0-9a-f]{16}", name):  # a folder may be given a name of one's own
+        raise ValueError(f"{file} is damaged: it is not the plan that the folder {name} is named after.")
+    return plan
 
 
 def parse_plan(data: bytes, where: str) -> Plan:
@@ -161,7 +203,10 @@ def make_run(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=out, prefix=".new.", suffix=".tmp"))
+    handle = os.open(folder, os.O_RDONLY) if os.name != "nt" else None
     try:
+        if handle is not None:
+            hold(handle)
         n_sequences, n_documents = _pack(model, source, field, n_pos, folder)
         tensors = {
             key: {"shape": list(shape[1:]), "dtype": str(size.dtypes[key])[6:]} for key, shape in size.shapes.items()
@@ -175,7 +220,7 @@ def make_run(
             write_file(folder / "vocabulary.json", vocabulary)
         plan = Plan(
             model={"name": name or getattr(model, "name", None) or "", "sha256": fingerprint(model)},
-            tokens={"sha256": _sha256(folder / "tokens.npy"), "tokenizer": _hash(vocabulary)},
+            tokens={key: sha256_of(folder / name) if (folder / name).is_file() else "" for key, name in BESIDE.items()},
             n_sequences=n_sequences,
             n_pos=n_pos,
             n_documents=n_documents,
@@ -185,54 +230,81 @@ def make_run(
             sequences_per_shard=sequences_per_shard or max(1, min(n_sequences, _SHARD_BYTES // max(size.n_bytes, 1))),
             batch_size=batch_size,
             threads=threads,
+            device=model.W_E.device.type,
         )
-        run = out / plan.name
-        if run.exists():
-            read_plan(run)
-            return run
-        (folder / "shards").mkdir()
         write_file(folder / "plan.json", plan.to_json())
+        (folder / "shards").mkdir()
         folder.chmod(0o755)
-        folder.rename(run)
+        run = out / plan.name
+        try:
+            folder.rename(run)
+            sync_folder(out)
+        except OSError:  # it is there already
+            if not run.is_dir():
+                raise
+            _put_back(folder, run)
         return run
     finally:
+        if handle is not None:
+            os.close(handle)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _put_back(folder: Path, run: Path) -> None:
+    """Replace what is missing or damaged in the folder of a run, shards apart, by what was made of the same inputs."""
+    for name in (*BESIDE.values(), "plan.json"):
+        new, old = folder / name, run / name
+        if new.is_file() and (not old.is_file() or sha256_of(old) != sha256_of(new)):
+            new.replace(old)
+    sync_folder(run)
+
+
 def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path) -> tuple[int, int]:
-    """Write tokens.npy and documents.npy: (full sequences, documents that begin in them)."""
-    flat, starts, total = folder / "tokens.flat", [], 0
-    with flat.open("wb") as file:
+    """Write tokens.npy and documents.npy: (full sequences, documents that begin in them). Neither is ever in memory."""
+    total = n_documents = 0
+    tokens_file, documents_file = folder / "tokens.npy", folder / "documents.npy"
+    with tokens_file.open("wb") as tokens, documents_file.open("wb") as starts:
+        for file in (tokens, starts):
+            file.write(bytes(_NPY_HEADER))
         for ids in token_rows(model, source, field):
-            starts.append((total, len(ids)))
+            starts.write(np.array([total, len(ids)], dtype=np.uint64).data)
+            tokens.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
             total += len(ids)
-            file.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
+            n_documents += 1
     n = total // n_pos
     if not n:
         raise ValueError(f"The corpus has {total} tokens; at least one sequence of {n_pos} is needed (n_pos).")
-    tokens = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=np.uint32, shape=(n, n_pos))
-    whole = np.memmap(flat, dtype=np.uint32, mode="r", shape=(n * n_pos,))
-    for start in range(0, n, 4096):
-        tokens[start : start + 4096] = whole[start * n_pos : (start + 4096) * n_pos].reshape(-1, n_pos)
-    tokens.flush()
-    del tokens, whole
-    flat.unlink()
-    inside = np.array([row for row in starts if row[0] < n * n_pos], dtype=np.uint64).reshape(-1, 2)
-    np.save(folder / "documents.npy", inside)
-    for file_name in ("tokens.npy", "documents.npy"):
-        sync_file(folder / file_name)
-    return n, len(inside)
+    begins = np.memmap(documents_file, np.uint64, "r", _NPY_HEADER, (n_documents, 2))[:, 0]
+    n_documents = int(np.searchsorted(begins, n * n_pos))
+    del begins
+    _finish_npy(tokens_file, np.dtype(np.uint32), (n, n_pos))
+    _finish_npy(documents_file, np.dtype(np.uint64), (n_documents, 2))
+    return n, n_documents
+
+
+_NPY_HEADER = 128  # bytes: version 1.0, padded with spaces
+
+
+def _finish_npy(file: Path, dtype: np.dtype, shape: tuple[int, int]) -> None:
+    """Write the header of an .npy file whose numbers are there, and cut off what is beyond its shape."""
+    words = repr({"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": shape}).encode()
+    with file.open("rb+") as data:
+        data.write(b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little"))
+        data.write(words.ljust(_NPY_HEADER - 11) + b"\n")
+        data.truncate(_NPY_HEADER + math.prod(shape) * dtype.itemsize)
+        os.fsync(data.fileno())
 
 
 def token_rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
     """Token ids of one document after the other, BOS in front of each where the tokenizer has one."""
     if isinstance(source, str | Path) and Path(source).suffix in TOKEN_ID_FILES:
         ids = token_ids(source)
-        high = max(int(part.max()) for part in np.array_split(ids.reshape(-1), max(1, ids.size // 2**20)))
-        if high >= model.cfg.d_vocab:
+        parts = np.array_split(ids.reshape(-1), max(1, ids.size // 2**20))
+        wrong = [i for part in parts for i in (int(part.min()), int(part.max())) if not 0 <= i < model.cfg.d_vocab]
+        if wrong:
             raise ValueError(
-                f"{source} holds the token id {high}, outside the vocabulary 0..{model.cfg.d_vocab - 1} of this model; "
-                "it was made with another tokenizer."
+                f"{source} holds the token id {wrong[0]}, outside the vocabulary 0..{model.cfg.d_vocab - 1} of this "
+                "model; it was made with another tokenizer."
             )
         yield from ids if ids.ndim == 2 else ids[None]
         return
@@ -243,7 +315,7 @@ def token_rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
         yield [*bos, *model.tokenizer.encode(text)]
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
@@ -253,10 +325,6 @@ def _vocabulary(model: Transformer) -> bytes:
     if model.tokenizer is None:
         return b""
     return json.dumps([model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]).encode()
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest() if data else ""
 
 
 def _about(model: Transformer, want: Want, n_pos: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The worker: runs the shards of a run that are its own and not there yet. The same function under every launcher.
+"""The worker: makes shards of a run that are not there yet. The same function under every launcher.
 
 A shard is written beside its place, synced and renamed; then its record, in the same way. Killed at any moment, what
 has a record is whole, and the next start makes the rest. Which worker makes a shard changes no byte of it.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import queue
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from t2lens.files import write_file
+from t2lens.files import write_file, write_parts
 from t2lens.store.memory import last_layer, taking
-from t2lens.store.plan import DTYPES, Plan, fingerprint, make_run, read_plan
+from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, make_run, read_plan, sha256_of
 from t2lens.store.wants import read_wants
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["collect", "committed", "run_shards", "shard_file"]
+__all__ = ["check_room", "collect", "committed", "make_shards", "missing", "run_shards", "shard_file"]
+
+_PIECE = 2**24  # bytes that are hashed and written at a time
 
 
 def collect(
@@ -37,12 +40,16 @@ def collect(
 
     Args:
         source, out, what, options: as in `make_run`. quiet: no progress bar.
+
+    Raises:
+        ValueError: as `make_run`. OSError: too little room on the disk, said before anything runs, or a full disk.
     """
     from rich.console import Console
     from rich.progress import track
 
     run = make_run(model, source, out, what, **options)
-    left = sum(committed(run, shard) is None for shard in range(read_plan(run).n_shards))
+    check_room(run)
+    left = len(missing(run))
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal
     for _ in track(run_shards(model, run), "capturing", left, console=console, transient=True, disable=hidden):
@@ -64,51 +71,100 @@ def committed(run: Path, shard: int) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and record.get("bytes") == size else None
 
 
+def missing(run: str | Path) -> list[int]:
+    """The shards of a run that have no record yet."""
+    return [shard for shard in range(read_plan(run).n_shards) if committed(Path(run), shard) is None]
+
+
+def check_room(run: str | Path) -> None:
+    """OSError, with the numbers, when what a run still has to write does not fit on its disk."""
+    plan, run = read_plan(run), Path(run)
+    need = sum(len(plan.rows(shard)) for shard in missing(run)) * plan.bytes_per_sequence
+    free = shutil.disk_usage(run).free
+    if need > free:
+        raise OSError(
+            f"This capture has {need / 1e9:.3f} GB to write ({plan.bytes_per_token:,.0f} bytes per token), and "
+            f"{free / 1e9:.3f} GB are free on the disk of {run}; capture less (fewer names, reducers, a smaller "
+            "dtype), or make room."
+        )
+
+
 def run_shards(model: Transformer, run: str | Path, *, rank: int = 0, world: int = 1) -> Iterator[int]:
     """Make the shards rank, rank + world, ... of a run that have no record yet; yields each once it is committed.
 
+    Raises as `make_shards`.
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must lie in 0..{world - 1}, not {rank}.")
+    return make_shards(model, run, range(rank, read_plan(run).n_shards, world))
+
+
+def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> Iterator[int]:
+    """Make those of `shards` that have no record yet; yields each once it is committed.
+
     Raises:
-        ValueError: the model is not the one of the plan, or the tokens are damaged. OSError: a full disk; what is
-        committed stays, and the same call goes on when there is room.
+        ValueError: the model is not the one of the plan, the tokens are damaged, or a shard of another run lies here.
+        OSError: a full disk; what is committed stays, and the same call goes on when there is room.
     """
     run = Path(run)
     plan = read_plan(run)
+    tokens = _check(model, run, plan)
+    (run / "shards").mkdir(exist_ok=True)
+    before = torch.get_num_threads()
+    with _Writer(run, plan) as writer:
+        for shard in shards:
+            record = committed(run, shard)
+            if record is None:
+                rows = plan.rows(shard)
+                torch.set_num_threads(plan.threads)
+                try:
+                    writer.put(shard, _forward(model, plan, np.asarray(tokens[rows.start : rows.stop])))
+                finally:
+                    torch.set_num_threads(before)
+            elif record.get("plan") != plan.name:
+                raise ValueError(
+                    f"{shard_file(run, shard, 'json')} belongs to another run ({record.get('plan')}); move it away."
+                )
+            yield from writer.finished()
+    yield from writer.finished()
+
+
+def _check(model: Transformer, run: Path, plan: Plan) -> np.ndarray:
+    """The tokens of a run, mapped; ValueError where they or the model are not those of the plan."""
     if fingerprint(model) != plan.model["sha256"]:
         raise ValueError(
             f"The run {run.name} was planned for other weights (or another config) than this model has; make a new run."
         )
-    if not 0 <= rank < world:
-        raise ValueError(f"rank must lie in 0..{world - 1}, not {rank}.")
-    tokens = np.load(run / "tokens.npy", mmap_mode="r")
-    if tokens.shape != (plan.n_sequences, plan.n_pos):
-        raise ValueError(f"{run / 'tokens.npy'} is {list(tokens.shape)}, and the plan says otherwise; it is damaged.")
-    mine = [shard for shard in range(rank, plan.n_shards, world) if committed(run, shard) is None]
-    before = torch.get_num_threads()
-    torch.set_num_threads(plan.threads)
-    try:
-        with _Writer(run) as writer:
-            for shard in mine:
-                rows = plan.rows(shard)
-                writer.put(shard, rows, _forward(model, plan, np.asarray(tokens[rows.start : rows.stop])))
-                yield from writer.finished()
-        yield from writer.finished()
-    finally:
-        torch.set_num_threads(before)
+    if model.W_E.device.type != plan.device:
+        raise ValueError(
+            f"The run {run.name} was planned for {plan.device!r}, which rounds otherwise than "
+            f"{model.W_E.device.type!r}; put the model there, or make a new run."
+        )
+    file = run / "tokens.npy"
+    if not file.is_file() or sha256_of(file) != plan.tokens["sha256"]:
+        fault = "damaged" if file.is_file() else "missing"
+        raise ValueError(f"{file} is {fault}; the same capture, given the corpus again, puts it back.")
+    return np.load(file, mmap_mode="r")
 
 
 @torch.inference_mode()
 def _forward(model: Transformer, plan: Plan, tokens: np.ndarray) -> dict[str, Tensor]:
-    wants = read_wants(model, plan.what)
-    shapes = {key: (len(tokens), *about["shape"]) for key, about in plan.tensors.items()}
-    kept = {key: torch.empty(shape, dtype=getattr(torch, plan.tensors[key]["dtype"])) for key, shape in shapes.items()}
+    wants, device = read_wants(model, plan.what), model.W_E.device
+    pinned = device.type == "cuda"
+    kept = {
+        key: torch.empty((len(tokens), *about["shape"]), dtype=getattr(torch, about["dtype"]), pin_memory=pinned)
+        for key, about in plan.tensors.items()
+    }
     ids, stop = torch.from_numpy(tokens.astype(np.int64)), last_layer(wants)
     dtype = None if plan.dtype is None else DTYPES[plan.dtype]
-    with taking(model, wants, dtype=dtype, device="cpu") as tap:
+    with taking(model, wants, dtype=dtype) as tap:
         for start in range(0, len(ids), plan.batch_size):
             part = ids[start : start + plan.batch_size]
-            model(part.to(model.W_E.device), stop_at_layer=stop)
+            model(part.to(device), stop_at_layer=stop)
             for key, tensor in tap.pop().items():
-                kept[key][start : start + len(part)] = tensor
+                kept[key][start : start + len(part)].copy_(tensor, non_blocking=pinned)
+    if pinned:
+        torch.cuda.current_stream(device).synchronize()  # copies to pinned memory run on after copy_ returns
     kept["tokens"] = ids.to(torch.int32)
     return kept
 
@@ -116,8 +172,8 @@ def _forward(model: Transformer, plan: Plan, tokens: np.ndarray) -> dict[str, Te
 class _Writer:
     """Writes shards in a thread of its own, at most one waiting, so that the next forward runs meanwhile."""
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(self, run: Path, plan: Plan) -> None:
+        self.run, self.plan = run, plan
         self._jobs: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._done: queue.Queue[int] = queue.Queue()
         self._error: BaseException | None = None
@@ -133,32 +189,71 @@ class _Writer:
         if kind is None and self._error is not None:
             raise self._error
 
-    def put(self, shard: int, rows: range, tensors: dict[str, Tensor]) -> None:
+    def put(self, shard: int, tensors: dict[str, Tensor]) -> None:
         if self._error is not None:
             raise self._error
-        self._jobs.put((shard, rows, tensors))
+        self._jobs.put((shard, tensors))
 
     def finished(self) -> Iterator[int]:
         while not self._done.empty():
             yield self._done.get()
 
     def _work(self) -> None:
-        from safetensors.torch import save
-
         while (job := self._jobs.get()) is not None:
             if self._error is not None:
                 continue  # the queue must empty, so that nobody waits for ever
-            shard, rows, tensors = job
             try:
-                data = save(tensors)
-                write_file(shard_file(self.run, shard), data)
-                record = {
-                    "shard": shard,
-                    "sequences": [rows.start, rows.stop],
-                    "bytes": len(data),
-                    "sha256": hashlib.sha256(data).hexdigest(),
-                }
-                write_file(shard_file(self.run, shard, "json"), (json.dumps(record) + "\n").encode())
-                self._done.put(shard)
+                self._write(*job)
+                self._done.put(job[0])
+            except OSError as error:
+                self._error = OSError(
+                    error.errno,
+                    f"{error.strerror}; what is committed stays, and the same capture goes on",
+                    str(self.run),
+                )
             except BaseException as error:
                 self._error = error
+            del job  # or this shard would stay in memory until the next one is there
+
+    def _write(self, shard: int, tensors: dict[str, Tensor]) -> None:
+        rows, total, n_bytes = self.plan.rows(shard), hashlib.sha256(), 0
+
+        def parts() -> Iterator[bytes | memoryview]:
+            nonlocal n_bytes
+            for part in _safetensors(tensors, {"plan": self.plan.name, "shard": str(shard)}):
+                total.update(part)
+                n_bytes += len(part)
+                yield part
+
+        write_parts(shard_file(self.run, shard), parts())
+        record = {
+            "plan": self.plan.name,
+            "shard": shard,
+            "sequences": [rows.start, rows.stop],
+            "bytes": n_bytes,
+            "sha256": total.hexdigest(),
+        }
+        write_file(shard_file(self.run, shard, "json"), (json.dumps(record) + "\n").encode())
+
+
+def _safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece: its own writer would hold the whole file once more. Wide dtypes come first,
+    so that each tensor lies at a multiple of the size of its numbers."""
+    order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for key in order:
+        tensor = tensors[key]
+        header[key] = {
+            "dtype": SAFETENSORS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield len(head).to_bytes(8, "little") + head
+    for key in order:
+        data = tensors[key].flatten().view(torch.uint8).numpy().data
+        for start in range(0, len(data), _PIECE):
+            yield data[start : start + _PIECE]

@@ -183,7 +183,7 @@ def test_a_full_disk_loses_nothing(model, tmp_path: Path, monkeypatch: pytest.Mo
     write, written = worker.write_file, []
 
     def full(path: Path, data: bytes) -> Path:
-        if len(written) == 4:
+        if len(written) == 2:
             raise OSError(28, "No space left on device", str(path))
         written.append(path)
         return write(path, data)
