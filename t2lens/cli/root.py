@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["analyze", "app", "audit", "main"]
+__all__ = ["analyze", "app", "audit", "main", "store"]
 
 app = typer.Typer(
     name="t2lens",
@@ -22,8 +22,12 @@ analyze = typer.Typer(
 audit = typer.Typer(
     help="Audits with a verdict: exit code 1 when one fails.", no_args_is_help=True, rich_markup_mode=None
 )
+store = typer.Typer(
+    help="Runs of t2lens capture: what they hold, and whether it is whole.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(analyze, name="analyze")
 app.add_typer(audit, name="audit")
+app.add_typer(store, name="store")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ after the other inside the hook, on the tensor as it passes. So a want fits into
 
     mean:AXIS    over an axis, by its word in the hook's shape (head, source, pos, ...)
     norm         Euclidean length along the last axis
-    top:K        the K largest entries of the last axis; their indices come as a tensor of their own, "...|top:K|index"
+    top:K        the K largest entries of the last axis; their indices (int32) are kept as "...|top:K|index"
     pos:A:B      positions A to B - 1, as in Python slices
     project:NAME onto given directions [n, d] (`directions={NAME: ...}`): inner products along the last axis
 """
@@ -67,6 +67,7 @@ class Want:
                 kept = torch.linalg.vector_norm(kept, dim=-1)
             elif kind == "top":
                 kept, index = kept.topk(min(int(argument), kept.shape[-1]), dim=-1)
+                index = index.int()  # half the bytes
             elif kind == "pos":
                 start, stop = (int(part) if part else None for part in argument.split(":"))
                 kept = kept[tuple(slice(start, stop) if word in _POSITIONS else slice(None) for word in axes)]

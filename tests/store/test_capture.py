@@ -44,7 +44,7 @@ def test_reducers_act_in_order_inside_the_hook() -> None:
     _, cache = model.run_with_cache(tokens)
     mean = cache[names].mean(dim=1)
     assert torch.allclose(kept[f"{names}|mean:head|top:2"], mean.topk(2).values)
-    assert torch.equal(kept[f"{names}|mean:head|top:2|index"], mean.topk(2).indices)
+    assert torch.equal(kept[f"{names}|mean:head|top:2|index"], mean.topk(2).indices.int())
     assert torch.allclose(kept["hook_read_final|norm"], cache["hook_read_final"].norm(dim=-1))
     assert torch.equal(kept["hook_embed|pos:-2:"], cache["hook_embed"][:, -2:])
     assert torch.allclose(kept["hook_embed|project:two"], cache["hook_embed"] @ way.T)
