@@ -18,8 +18,8 @@ STYLE = """<style>
 .st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
 
-KEPT = ("model_a", "model_b", "prompt")
-"""What is chosen once for all pages."""
+KEPT = ("model_a", "model_b", "model", "prompt")
+"""What is chosen once for all pages (`model`: for all analyses)."""
 
 
 def keep() -> None:

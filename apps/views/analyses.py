@@ -45,7 +45,7 @@ def page(group: str) -> Callable[[], None]:
             return
         try:
             with st.spinner("Running ...", show_time=True):
-                loaded = loaders.load(st.session_state["model_a"])
+                loaded = loaders.load(st.session_state["model"])
                 finding = loaders.analyse(loaded, entry.key, passages or prompt, options)
         except (ValueError, KeyError) as error:  # a sentence for the reader: what this model or prompt cannot give
             tell([str(error.args[0]) if error.args else str(error)])
@@ -59,32 +59,35 @@ def page(group: str) -> Callable[[], None]:
 def _read_url(group: str, names: list[str], entries: list[Analysis]) -> list[str]:
     """The first run of a session on this page takes its state from the URL; a notice for what it asked in vain."""
     state, notices = st.session_state, []
-    first = preset(names)
     if state.get("group") != group:
         asked = {key: st.query_params[key] for key in st.query_params}
         own = next((e for e in entries if state.get(f"analysis-{group}") == e.key), entries[0])
         selection, notices = parse_analysis(
             asked,
-            model=state.get("model_a", _model_for(entries, names) or first.model_a),
-            prompt=state.get("prompt", first.prompt),
+            model=_model_for(own, names),
+            prompt=state.get("prompt", preset(names).prompt),
             analysis=own.key,
             models=names,
             analyses=[entry.key for entry in entries],
         )
-        state["model_a"], state["prompt"], state[f"analysis-{group}"] = selection
+        state["model"], state["prompt"], state[f"analysis-{group}"] = selection
         state["group"] = group
     return notices
 
 
-def _model_for(entries: list[Analysis], names: list[str]) -> str | None:
-    """A model that the first analysis of the page is for."""
-    systems = entries[0].systems
-    return next((n for n in names if n in systems or n.split("-")[0] in systems), None) if systems else None
+def _model_for(entry: Analysis, names: list[str]) -> str:
+    """The model to begin with: that of the last analysis or of the maps, where this one is for its kind of system."""
+    state, first = st.session_state, preset(names)
+    chosen = [state.get("model"), state.get("model_a", first.model_a), state.get("model_b", first.model_b), *names]
+    for name in (name for name in dict.fromkeys(chosen) if name in names):
+        if not entry.systems or loaders.load(name).model.cfg.residual.kind in entry.systems:
+            return name
+    return first.model_a
 
 
 def _controls(group: str, names: list[str], entries: list[Analysis]) -> tuple[Analysis, dict[str, Any]]:
     left, middle, right = st.columns([2, 2.6, 8])
-    left.selectbox("Model", names, key="model_a")
+    left.selectbox("Model", names, key="model")
     titles = {entry.key: entry.title for entry in entries}
     key = middle.selectbox("Analysis", list(titles), format_func=titles.__getitem__, key=f"analysis-{group}")
     entry = next(each for each in entries if each.key == key)
@@ -119,7 +122,7 @@ def _widget(column: Any, option: Option, entry: Analysis) -> Any:
 
 
 def _write_url(entry: Analysis, prompt: str) -> None:
-    wanted = {"a": st.session_state["model_a"], "prompt": prompt, "analysis": entry.key}
+    wanted = {"a": st.session_state["model"], "prompt": prompt, "analysis": entry.key}
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)
 
@@ -136,7 +139,7 @@ def _show(finding: Any, entry: Analysis, given: str | int, options: dict[str, An
     st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420))
     for note in finding.notes:
         st.text(f"\u2013 {note}")
-    name, module, function = st.session_state["model_a"], *entry.function.split(":")
+    name, module, function = st.session_state["model"], *entry.function.split(":")
     texts = isinstance(given, int)
     asked = f"sample_texts({given})" if texts else repr(given)
     more = "\nfrom t2lens.zoo.text import sample_texts" if texts else ""

@@ -91,7 +91,7 @@ def _read_url(names: list[str]) -> list[str]:
     asked = {key: st.query_params[key] for key in st.query_params}
     if "prompt" in state:
         cell = default.cell if state["prompt"] == default.prompt else None
-        default = replace(default, model_a=state["model_a"], prompt=state["prompt"], cell=cell)
+        default = replace(default, model_a=state.get("model", default.model_a), prompt=state["prompt"], cell=cell)
     selection, notices = parse_url(asked, default, models=names, quantities=list(QUANTITIES), depths=MODES)
     for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell"):
         state[key] = getattr(selection, key)
