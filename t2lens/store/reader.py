@@ -3,79 +3,48 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from t2lens.store.plan import parse_plan, read_plan
+from t2lens.store.plan import SAFETENSORS, Plan, parse_plan, read_plan
+from t2lens.store.ranges import Files
 from t2lens.store.worker import committed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from t2lens.store.batches import Batches
 
 __all__ = ["Store", "Stored"]
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-}
-
-
-@dataclass
-class _Files:
-    """Bytes of the files below a root: a folder of this machine, or a URL that fsspec opens."""
-
-    root: str
-    _open: dict[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def remote(self) -> Any:
-        """The fsspec file system and the path on it, or None for a local folder."""
-        if "://" not in self.root:
-            return None
-        import fsspec
-
-        return fsspec.core.url_to_fs(self.root)
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes start to stop of a file (None: to its end). FileNotFoundError where there is none."""
-        if self.remote is not None:
-            system, path = self.remote
-            return system.cat_file(f"{path.rstrip('/')}/{name}", start=start, end=stop)
-        if stop is None:
-            return (Path(self.root) / name).read_bytes()[start:]
-        if name not in self._open:
-            self._open[name] = os.open(Path(self.root) / name, os.O_RDONLY)
-        return os.pread(self._open[name], stop - start, start)
-
-    def close(self) -> None:
-        for handle in self._open.values():
-            os.close(handle)
-        self._open.clear()
+_ALL = slice(None)
+_NUMBER = (int, np.integer)
 
 
 class Store(Mapping[str, "Stored"]):
     """The captures of one run: a read-only mapping from keys to tensors that are read when they are indexed.
 
+    Safe to read from many threads, and to hand to other processes (`DataLoader` workers, forked or spawned), which see
+    the shards that were finished when it was opened. A context manager: it closes its files at the end.
+
     Args:
         path: the folder of a run, or a URL of one (http://, s3://, ... through fsspec).
+        verify: compare the SHA-256 of each shard with its record before its first slice is read (reads all of it).
+            Without, only what tells at no cost is compared: sizes, and every header with the plan.
 
     Attributes:
-        plan: the `Plan` of the run. n_sequences: how many are there (a run need not be finished; see `missing`).
+        plan: the `Plan` of the run. missing: shards that are not finished. "tokens" is a key too: [sequence, pos] ids.
 
     Raises:
-        ValueError: no run there, another format, or no shard that is committed.
+        ValueError: no run there, another format, or no shard that is finished.
 
     Example:
         >>> import tempfile, t2lens
@@ -88,33 +57,30 @@ class Store(Mapping[str, "Stored"]):
         ((4, 16, 8), torch.Size([4, 8]))
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._files = _Files(str(path))
-        if self._files.remote is None:
-            self.plan = read_plan(path)
-        else:
-            self.plan = parse_plan(self._files.read("plan.json"), str(path))
-        self._headers = lru_cache(maxsize=4096)(self._header)
-        self._records: dict[int, dict[str, Any]] = {}
-        self.missing = tuple(shard for shard in range(self.plan.n_shards) if not self._has(shard))
-        if len(self.missing) == self.plan.n_shards:
+    def __init__(self, path: str | Path, *, verify: bool = False) -> None:
+        self._files = Files(str(path))
+        self._verify = verify
+        self.plan: Plan = read_plan(path) if self._files.local else parse_plan(_plan_of(self._files), str(path))
+        self._records = dict(_committed(self._files, self.plan))
+        self.missing = tuple(shard for shard in range(self.plan.n_shards) if shard not in self._records)
+        if not self._records:
             raise ValueError(f"The run {path} has no finished shard yet; t2lens capture makes them.")
+        self._offsets: dict[int, dict[str, int]] = {}
+        self._stored: dict[str, Stored] = {}
 
-    def _has(self, shard: int) -> bool:
-        if self._files.remote is None:
-            record = committed(Path(self._files.root), shard)
-        else:
-            try:
-                record = json.loads(self._files.read(f"shards/{shard:06d}.json"))
-            except FileNotFoundError:
-                record = None
-        if record is not None:
-            self._records[shard] = record
-        return record is not None
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process: open files."""
+        return vars(self) | {"_offsets": {}, "_stored": {}}
 
     @property
     def n_sequences(self) -> int:
+        """How many sequences are there (a run need not be finished)."""
         return sum(len(self.plan.rows(shard)) for shard in self._records)
+
+    @property
+    def sequences(self) -> np.ndarray:
+        """The sequences that are there."""
+        return np.concatenate([np.asarray(self.plan.rows(shard)) for shard in sorted(self._records)])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.plan.tensors)
@@ -123,8 +89,15 @@ class Store(Mapping[str, "Stored"]):
         return len(self.plan.tensors)
 
     def __getitem__(self, key: str) -> Stored:
+        found = self._stored.get(key)
+        if found is None:
+            found = self._stored[key] = Stored(self, key, self.about(key))
+        return found
+
+    def about(self, key: str) -> dict[str, Any]:
+        """What the plan says of a tensor: shape of one sequence, dtype, axes, meaning, unit, read and labels."""
         if key == "tokens":
-            return Stored(self, key, (self.plan.n_sequences, self.plan.n_pos), torch.int32)
+            return {"shape": [self.plan.n_pos], "dtype": "int32", "axes": ["pos"], "meaning": "token ids", "unit": ""}
         if key not in self.plan.tensors:
             from t2lens.hooks.names import nearest_names
 
@@ -132,44 +105,135 @@ class Store(Mapping[str, "Stored"]):
             raise KeyError(
                 f"{key!r} is not in this store; {f'did you mean {near[0]!r}?' if near else 'see list(store).'}"
             )
-        about = self.plan.tensors[key]
-        return Stored(self, key, (self.plan.n_sequences, *about["shape"]), getattr(torch, about["dtype"]))
+        return self.plan.tensors[key]
 
+    # --- what the tokens are
     @cached_property
     def documents(self) -> np.ndarray:
         """[document, 2]: first token (counted over all sequences) and number of tokens."""
-        import io
-
         return np.load(io.BytesIO(self._files.read("documents.npy")), allow_pickle=False)
 
-    def _header(self, shard: int) -> tuple[dict[str, Any], int]:
-        """(safetensors header, where the data begins) of a shard, read once."""
-        name = f"shards/{shard:06d}.safetensors"
-        size = int.from_bytes(self._files.read(name, 0, 8), "little")
-        if not 0 < size <= self._records[shard]["bytes"]:
-            raise ValueError(f"The shard {name} is damaged; t2lens store check says which are.")
-        return json.loads(self._files.read(name, 8, 8 + size)), 8 + size
+    def document_of(self, sequence: Any, pos: Any) -> np.ndarray:
+        """The document (its place in the corpus) that holds the token at pos of a sequence; numbers or arrays."""
+        at = np.asarray(sequence, dtype=np.int64) * self.plan.n_pos + np.asarray(pos, dtype=np.int64)
+        return np.searchsorted(self.documents[:, 0].astype(np.int64), at, side="right") - 1
 
-    def _bytes(self, shard: int, key: str, row: int, start: int, stop: int) -> tuple[bytes, torch.dtype]:
-        """Elements start to stop, in the flat order of one sequence, of row `row` of a shard."""
-        header, begin = self._headers(shard)
-        about = header[key]
-        dtype = _DTYPES[about["dtype"]]
-        per_row = int(np.prod(about["shape"][1:], dtype=np.int64))
-        at = begin + about["data_offsets"][0] + row * per_row * dtype.itemsize
-        name = f"shards/{shard:06d}.safetensors"
-        return self._files.read(name, at + start * dtype.itemsize, at + stop * dtype.itemsize), dtype
+    @cached_property
+    def vocabulary(self) -> list[str] | None:
+        """The string of every token id; None where the model had no tokenizer."""
+        wanted = self.plan.tokens["tokenizer"]
+        if not wanted:
+            return None
+        try:
+            data = self._files.read("vocabulary.json")
+        except FileNotFoundError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() != wanted:
+            raise ValueError(f"{self._files.root}/vocabulary.json is not there or damaged: it is not that of the plan.")
+        return json.loads(data)
+
+    def token_strings(self, tokens: Any) -> np.ndarray:
+        """The strings of token ids, in an array of the same shape (ids as text where there is no vocabulary)."""
+        ids = np.asarray(tokens)
+        if self.vocabulary is None:
+            return ids.astype(str).astype(object)
+        return np.array(self.vocabulary, dtype=object)[ids]
+
+    # --- more than one slice
+    def batches(self, keys: str | Sequence[str], batch_size: int, **options: Any) -> Batches:
+        """Shuffled batches for training, every row once: see `t2lens.store.batches.Batches` for the options.
+
+        Example: `for batch in store.batches("blocks.3.hook_mlp_out", 4096, seed=0): ...`
+        """
+        from t2lens.store.batches import Batches
+
+        return Batches(self, [keys] if isinstance(keys, str) else list(keys), batch_size, **options)
+
+    def to_xarray(self, keys: str | Sequence[str] | None = None, sequences: slice | Sequence[int] = _ALL) -> xr.Dataset:
+        """An xarray.Dataset that reads what is computed with: see `t2lens.store.views.to_xarray`."""
+        from t2lens.store.views import to_xarray
+
+        return to_xarray(self, keys, sequences)
+
+    def export(self, path: str | Path, keys: str | Sequence[str] | None = None, **options: Any) -> Path:
+        """A .parquet file, or a folder that Hugging Face datasets opens: see `t2lens.store.views.export`."""
+        from t2lens.store.views import export
+
+        return export(self, path, keys, **options)
+
+    # --- shards
+    def offset(self, shard: int, key: str) -> int:
+        """Where a tensor begins in the file of a shard; the header is read, and compared with the plan, once."""
+        if shard not in self._offsets:
+            self._offsets[shard] = self._layout(shard)
+        return self._offsets[shard][key]
+
+    def _layout(self, shard: int) -> dict[str, int]:
+        name, size = _file(shard), self._records[shard]["bytes"]
+        if self._verify and self._digest(shard) != self._records[shard]["sha256"]:
+            raise ValueError(f"{name} is damaged: its SHA-256 is not that of its record; t2lens store check says more.")
+        length = int.from_bytes(self.read_at(name, 0, 8), "little")
+        plain = self.read_at(name, 8, min(length, size - 8)) if 0 < length <= size - 8 else b""
+        try:
+            header = json.loads(plain)
+            found, ends = {}, [0]
+            for key in (*self.plan.tensors, "tokens"):
+                entry, about = header[key], self.about(key)
+                shape = [len(self.plan.rows(shard)), *about["shape"]]
+                dtype = getattr(torch, about["dtype"])
+                start, end = entry["data_offsets"]
+                fits = end - start == int(np.prod(shape, dtype=np.int64)) * dtype.itemsize and start >= 0
+                if entry["shape"] != shape or entry["dtype"] != SAFETENSORS[dtype] or not fits:
+                    raise ValueError(key)
+                found[key] = 8 + length + start
+                ends.append(end)
+        except (ValueError, KeyError, TypeError):
+            found, ends = {}, [-1]
+        if 8 + length + max(ends) != size:
+            raise ValueError(f"{name} is damaged: its header is not what the plan says; t2lens store check says more.")
+        return found
+
+    def read_at(self, name: str, start: int, size: int) -> bytearray:
+        out = bytearray(size)
+        self.fill([(name, start, memoryview(out))])
+        return out
+
+    def fill(self, jobs: Sequence[tuple[str, int, memoryview]]) -> None:
+        """Read ranges of shards; a file that is gone or cut off is named."""
+        try:
+            self._files.read_into(jobs)
+        except FileNotFoundError:
+            raise ValueError(f"{jobs[0][0]} is gone from {self._files.root}; t2lens capture makes it again.") from None
+        except EOFError as error:
+            raise ValueError(f"{error.args[0]} is cut off; t2lens store check says which shards are damaged.") from None
+
+    def shard_of(self, sequence: int) -> int:
+        """The shard of a sequence. ValueError where it is not finished, which names it."""
+        shard = sequence // self.plan.sequences_per_shard
+        if shard not in self._records:
+            raise ValueError(
+                f"Sequence {sequence} lies in shard {shard}, which is not finished; t2lens capture goes on with it."
+            )
+        return shard
+
+    def _digest(self, shard: int) -> str:
+        total = hashlib.sha256()
+        for block in self._files.blocks(_file(shard), self._records[shard]["bytes"]):
+            total.update(block)
+        return total.hexdigest()
 
     def check(self) -> list[str]:
         """A sentence for each shard that is not whole: its record, size and SHA-256 are compared with the file."""
         faults = [f"shard {shard} is not there" for shard in self.missing]
         for shard, record in self._records.items():
             try:
-                data = self._files.read(f"shards/{shard:06d}.safetensors")
+                whole = self._digest(shard) == record["sha256"]
             except FileNotFoundError:
                 faults.append(f"shard {shard} has a record and no file")
                 continue
-            if hashlib.sha256(data).hexdigest() != record["sha256"]:
+            except EOFError:
+                whole = False
+            if not whole:
                 faults.append(f"shard {shard} is damaged: its SHA-256 is not that of its record")
         return faults
 
@@ -177,70 +241,142 @@ class Store(Mapping[str, "Stored"]):
         """Close the files that slices were read from; a later read opens them again."""
         self._files.close()
 
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         done = "" if not self.missing else f", {len(self.missing)} of {self.plan.n_shards} shards missing"
         name = self.plan.model["name"] or "a model"
         return f"Store of {name}: {self.n_sequences} sequences of {self.plan.n_pos} tokens, {len(self)} tensors{done}"
 
 
-@dataclass(frozen=True)
 class Stored:
-    """One tensor of a store, [sequence, pos, ...]; indexing reads.
+    """One tensor of a store, [sequence, ...]; indexing reads. `axes` are the words of what follows the sequence, mostly
+    "pos" first.
 
-    `stored[7]`, `stored[7, 100:116]`, `stored[-1, 3]`, `stored[2:5]`, `stored[[4, 9], :10]`: sequences (an int, a slice
-    or a list), then positions (an int, or a slice with step 1), then anything that torch indexes. One contiguous range
-    of bytes is read per sequence. Returns a torch tensor in the stored dtype.
+    `stored[7]`, `stored[7, 100:116]`, `stored[-1, 3]`, `stored[2:5]`, `stored[[4, 9], :10]`: sequences (a number, a
+    slice, numbers, or a mask), then along the next axis a number or a slice with step 1, then anything that torch
+    indexes. One range of bytes is read per sequence, or one per shard where whole sequences follow one another. Returns
+    a torch tensor in the stored dtype.
     """
 
-    store: Store
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    def __init__(self, store: Store, key: str, about: dict[str, Any]) -> None:
+        self.store, self.key = store, key
+        self.shape: tuple[int, ...] = (store.plan.n_sequences, *about["shape"])
+        self.dtype: torch.dtype = getattr(torch, about["dtype"])
+        self.axes: tuple[str, ...] = tuple(about.get("axes", ()))
+        self._inner = self.shape[2:]
+        self._step = self.dtype.itemsize  # bytes along the axis behind the sequence
+        for n in self._inner:
+            self._step *= n
+        self._length = self.shape[1] if len(self.shape) > 1 else 1
+        self._per_shard = store.plan.sequences_per_shard
 
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Stored {self.key}: {list(self.shape)} {self.dtype}"
+
     def __getitem__(self, index: Any) -> Tensor:
-        sequence, pos, *rest = (*(index if isinstance(index, tuple) else (index,)), slice(None))[: self._most(index)]
-        if isinstance(sequence, int | np.integer):
-            whole = self._read(int(sequence), pos)
-        else:
-            rows = range(*sequence.indices(len(self))) if isinstance(sequence, slice) else [int(i) for i in sequence]
-            parts = [self._read(row, pos) for row in rows]
-            whole = torch.stack(parts) if parts else self._read(0, pos).new_empty(0, *self._read(0, pos).shape)
-        if not rest:
-            return whole
-        kept = (slice(None),) * (whole.ndim - (len(self.shape) - 2))  # sequence and position axes that are left
-        return whole[(*kept, *rest)]
+        index = index if isinstance(index, tuple) else (index,)
+        if not 1 <= len(index) <= len(self.shape):
+            raise IndexError(f"{self.key} has {len(self.shape)} axes; {len(index)} were indexed.")
+        one = isinstance(index[0], _NUMBER)
+        rows = [self._row(index[0])] if one else self._rows(index[0])
+        along = index[1] if len(index) > 1 else _ALL
+        start, stop = self._span(along)
+        lead = () if one else (len(rows),)
+        if len(self.shape) > 1 and isinstance(along, slice):
+            lead = (*lead, stop - start)
+        out = self._read(rows, start, stop, lead + self._inner)
+        return out[(*(_ALL,) * len(lead), *index[2:])] if len(index) > 2 else out
 
-    def _most(self, index: Any) -> int:
-        """Entries of an index that say something: sequence and position, always, and what was given beyond."""
-        given = len(index) if isinstance(index, tuple) else 1
-        if not 1 <= given <= len(self.shape):
-            raise IndexError(f"{self.key} has {len(self.shape)} axes; {given} were indexed.")
-        return max(2, given)
-
-    def _read(self, row: int, pos: Any) -> Tensor:
-        n, n_pos, plan = self.shape[0], self.shape[1], self.store.plan
+    def _row(self, row: Any) -> int:
+        n = self.shape[0]
         if not -n <= row < n:
             raise IndexError(f"There is no sequence {row}; there are {n}.")
-        row %= n
-        shard = row // plan.sequences_per_shard
-        if shard in self.store.missing:
-            raise IndexError(f"Sequence {row} lies in shard {shard}, which is not finished; t2lens capture goes on.")
-        one = isinstance(pos, int | np.integer)
-        if one and not -n_pos <= pos < n_pos:
-            raise IndexError(f"There is no position {pos}; there are {n_pos}.")
-        if isinstance(pos, slice) and pos.step not in (None, 1):
-            raise IndexError("Positions are read in one piece: use a slice with step 1, and torch for the rest.")
-        start, stop = (int(pos) % n_pos, int(pos) % n_pos + 1) if one else pos.indices(n_pos)[:2]
-        stop, inner = max(start, stop), self.shape[2:]
-        size = int(np.prod(inner, dtype=np.int64))
-        shape = (stop - start, *inner)
-        if stop == start:
+        return int(row) % n
+
+    def _rows(self, index: Any) -> Sequence[int]:
+        if isinstance(index, slice):
+            return range(*index.indices(len(self)))
+        which = np.asarray(index)
+        if which.dtype == bool and which.shape == (len(self),):
+            return np.flatnonzero(which).tolist()
+        if which.ndim != 1 or (which.size and which.dtype.kind not in "iu"):
+            raise IndexError(f"Sequences are a number, a slice, a list of numbers or a mask of all {len(self)}.")
+        return [self._row(row) for row in which.tolist()]
+
+    def _span(self, along: Any) -> tuple[int, int]:
+        n = self._length
+        if isinstance(along, _NUMBER):
+            if not -n <= along < n:
+                raise IndexError(f"There is no {self.axes[0]} {along}; there are {n}.")
+            return int(along) % n, int(along) % n + 1
+        if not isinstance(along, slice) or along.step not in (None, 1):
+            raise IndexError(f"Along {self.axes[0]} one piece is read: give a number or a slice with step 1.")
+        start, stop, _ = along.indices(n)
+        return start, max(start, stop)
+
+    def _read(self, rows: Sequence[int], start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
+        """Entries start to stop, along the axis behind the sequence, of these sequences, in a tensor of this shape."""
+        store, per_shard = self.store, self._per_shard
+        size, whole = (stop - start) * self._step, self._length * self._step
+        if not size or not rows:
             return torch.empty(shape, dtype=self.dtype)
-        raw, dtype = self.store._bytes(shard, self.key, row - plan.rows(shard).start, start * size, stop * size)
-        if len(raw) != (stop - start) * size * dtype.itemsize:
-            raise ValueError(f"Shard {shard} ends too early; t2lens store check says which shards are damaged.")
-        tensor = torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
-        return tensor[0] if one else tensor
+        buffer = np.empty(len(rows) * size, dtype=np.uint8)
+        view, jobs, i = buffer.data, [], 0
+        while i < len(rows):
+            row = rows[i]
+            shard, n = store.shard_of(row), 1
+            if size == whole:  # whole sequences that follow one another lie in one range
+                while i + n < len(rows) and rows[i + n] == row + n and (row + n) // per_shard == shard:
+                    n += 1
+            at = store.offset(shard, self.key) + (row - shard * per_shard) * whole + start * self._step
+            jobs.append((_file(shard), at, view[i * size : (i + n) * size]))
+            i += n
+        store.fill(jobs)
+        return torch.frombuffer(buffer, dtype=self.dtype).view(shape)
+
+
+def _file(shard: int, suffix: str = "safetensors") -> str:
+    return f"shards/{shard:06d}.{suffix}"
+
+
+def _plan_of(files: Files) -> bytes:
+    try:
+        return files.read("plan.json")
+    except FileNotFoundError:
+        raise ValueError(f"{files.root!r} is no run of t2lens capture: it has no plan.json.") from None
+
+
+def _committed(files: Files, plan: Plan) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(shard, its record) of all that are finished; of those of this machine, `worker.committed` says whether."""
+    if files.local:
+        found = {shard: committed(Path(files.root), shard) for shard in range(plan.n_shards)}
+    else:
+        names = {_file(shard, "json"): shard for shard in range(plan.n_shards)}
+        found = {names[name]: _record(data) for name, data in files.read_all(list(names)).items()}
+    for shard, record in found.items():
+        if record is None or not {"bytes", "sha256"} <= record.keys():
+            continue
+        if record.get("plan") != plan.name:
+            raise ValueError(
+                f"{_file(shard, 'json')} of {files.root} belongs to another run ({record.get('plan')}); move it away."
+            )
+        yield shard, record
+
+
+def _record(data: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(data)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
