@@ -79,7 +79,7 @@ def test_a_run_goes_on_where_it_stopped_and_damage_is_found(model, tmp_path: Pat
     (run / "shards" / "000002.safetensors").write_bytes(b"short")
     store = Store(run)
     assert store.missing == (1, 2)
-    with pytest.raises(IndexError, match="lies in shard 1, which is not finished"):
+    with pytest.raises(ValueError, match="lies in shard 1, which is not finished"):
         store["tokens"][3]
     assert list(run_shards(model, run)) == [1, 2]
     assert files(run) == whole
