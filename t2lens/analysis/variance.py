@@ -46,7 +46,64 @@ class Explained:
         return sums / total if total > 0 else np.full(len(PARTS), np.nan)
 
 
-class Groups:
+class Design:
+    """How the rows lie on tokens and positions, and what sums over them explain: all that the decomposition needs.
+
+    count [tokens, positions]: how many rows have both (every token and position at least one). square: the sum of the
+    squares of how often each row counts, where rows count more than once.
+    """
+
+    def __init__(self, count: np.ndarray, square: np.ndarray | None = None) -> None:
+        self.count = count = np.asarray(count, float)
+        square = count if square is None else square
+        self.of_token = count.sum(axis=1)
+        # positions, less what tokens explain of them: D' W D of position columns D made orthogonal to the tokens
+        part = count / self.of_token[:, None]
+        inner = np.diag(count.sum(axis=0)) - count.T @ part
+        values, vectors = np.linalg.eigh(inner)
+        kept = values > 1e-9 * max(float(values.max()), 1.0)
+        self.axes = vectors[:, kept] / np.sqrt(values[kept])
+        cross = square.T @ part
+        spread = np.diag(square.sum(axis=0)) - cross - cross.T + part.T @ (square.sum(axis=1)[:, None] * part)
+        self.whole = whole = count.sum()
+        ones = square.sum() / whole
+        tokens = (square.sum(axis=1) / self.of_token).sum() - ones
+        places = float((self.axes * (spread @ self.axes)).sum())
+        rest = whole - ones - tokens - places
+        self.freedom = np.array([ones, tokens, places, rest if rest > 1e-6 * whole else 0.0])
+
+    def of_sums(
+        self,
+        mean: np.ndarray,
+        within: np.ndarray,
+        tokens: np.ndarray,
+        places: np.ndarray,
+        reference: np.ndarray | float | None = None,
+    ) -> Explained:
+        """The decomposition of S columns from sums over their rows, which may come from anywhere.
+
+        Args:
+            mean [S]; within [S]: sum of (y - mean)^2; tokens [tokens, S] and places [positions, S]: sums of y - mean.
+            reference: r, [S] or one number (default: the mean of all columns).
+        """
+        r = mean.mean() if reference is None else reference
+        left = places - self.count.T @ (tokens / self.of_token[:, None])
+        ss_token = (tokens**2 / self.of_token[:, None]).sum(axis=0)
+        ss_place = ((self.axes.T @ left) ** 2).sum(axis=0)
+        ss_rest = np.maximum(within - ss_token - ss_place, 0.0)
+        ss_rest[ss_rest < 1e-12 * within] = 0.0  # what subtraction leaves of nothing
+        site = self.whole * (mean - r) ** 2
+        raw = np.stack([site, ss_token, ss_place, ss_rest], axis=1)
+        noise = np.full(len(mean), np.nan)
+        if self.freedom[3] > 0:
+            noise = ss_rest / self.freedom[3]
+        noise = np.where(within > 0, noise, 0.0)
+        by_chance = noise[:, None] * self.freedom[None, :3]
+        adjusted = np.concatenate([raw[:, :3] - by_chance, (ss_rest + by_chance.sum(axis=1))[:, None]], axis=1)
+        return Explained(raw, adjusted, raw.sum(axis=1), self.freedom, mean)
+
+
+class Groups(Design):
     """The design: which token and which position each of the n rows has, and how often it counts.
 
     times [n]: how often each row was drawn (a bootstrap); expectations under noise then count a row that was drawn
@@ -65,22 +122,8 @@ class Groups:
         self.place_starts = np.searchsorted(place[self.by_place], np.arange(n_places))
         flat = token * n_places + place
         grid = (n_tokens, n_places)
-        self.count = np.bincount(flat, w, n_tokens * n_places).reshape(grid)
-        square = np.bincount(flat, w * w, n_tokens * n_places).reshape(grid)
-        self.of_token = self.count.sum(axis=1)
-        # positions, less what tokens explain of them: D' W D of position columns D made orthogonal to the tokens
-        part = self.count / self.of_token[:, None]
-        inner = np.diag(self.count.sum(axis=0)) - self.count.T @ part
-        values, vectors = np.linalg.eigh(inner)
-        kept = values > 1e-9 * max(float(values.max()), 1.0)
-        self.axes = vectors[:, kept] / np.sqrt(values[kept])
-        cross = square.T @ part
-        spread = np.diag(square.sum(axis=0)) - cross - cross.T + part.T @ (square.sum(axis=1)[:, None] * part)
-        whole, ones = w.sum(), (w * w).sum() / w.sum()
-        tokens = (square.sum(axis=1) / self.of_token).sum() - ones
-        places = float((self.axes * (spread @ self.axes)).sum())
-        rest = whole - ones - tokens - places
-        self.freedom = np.array([ones, tokens, places, rest if rest > 1e-6 * whole else 0.0])
+        count = np.bincount(flat, w, n_tokens * n_places).reshape(grid)
+        super().__init__(count, np.bincount(flat, w * w, n_tokens * n_places).reshape(grid))
 
     def explain(self, weights: np.ndarray, reference: np.ndarray | float | None = None) -> Explained:
         """The decomposition of every column of `weights` [n, S]; reference: r, [S] or one number (default: the mean of
@@ -88,29 +131,13 @@ class Groups:
         y = np.asarray(weights, float)
         shift = y[0]  # so that a column of equal numbers has no variance, not even by rounding
         z = y[self.rows] - shift
-        whole, w = self.w.sum(), self.w[:, None]
-        middle = (w * z).sum(axis=0) / whole
+        w = self.w[:, None]
+        middle = (w * z).sum(axis=0) / self.w.sum()
         z = z - middle
-        mean = shift + middle
-        r = mean.mean() if reference is None else reference
         weighed = w * z
         tokens = np.add.reduceat(weighed[self.by_token], self.token_starts, axis=0)
         places = np.add.reduceat(weighed[self.by_place], self.place_starts, axis=0)
-        left = places - self.count.T @ (tokens / self.of_token[:, None])
-        within = (weighed * z).sum(axis=0)
-        ss_token = (tokens**2 / self.of_token[:, None]).sum(axis=0)
-        ss_place = ((self.axes.T @ left) ** 2).sum(axis=0)
-        ss_rest = np.maximum(within - ss_token - ss_place, 0.0)
-        ss_rest[ss_rest < 1e-12 * within] = 0.0  # what subtraction leaves of nothing
-        site = whole * (mean - r) ** 2
-        raw = np.stack([site, ss_token, ss_place, ss_rest], axis=1)
-        noise = np.full(len(mean), np.nan)
-        if self.freedom[3] > 0:
-            noise = ss_rest / self.freedom[3]
-        noise = np.where(within > 0, noise, 0.0)
-        by_chance = noise[:, None] * self.freedom[None, :3]
-        adjusted = np.concatenate([raw[:, :3] - by_chance, (ss_rest + by_chance.sum(axis=1))[:, None]], axis=1)
-        return Explained(raw, adjusted, raw.sum(axis=1), self.freedom, mean)
+        return self.of_sums(shift + middle, (weighed * z).sum(axis=0), tokens, places, reference)
 
 
 def explain(weights: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> Explained:

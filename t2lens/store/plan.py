@@ -43,10 +43,12 @@ __all__ = [
     "SAFETENSORS",
     "Plan",
     "fingerprint",
+    "in_words",
     "make_run",
     "parse_plan",
     "read_plan",
     "sha256_of",
+    "tensor_about",
     "token_rows",
 ]
 
@@ -126,6 +128,15 @@ class Plan:
         """The sequences of a shard."""
         start = shard * self.sequences_per_shard
         return range(start, min(start + self.sequences_per_shard, self.n_sequences))
+
+
+def in_words(n_bytes: float) -> str:
+    """A number of bytes: "3.03 MB"."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while n_bytes >= 1000 and len(units) > 1:
+        n_bytes /= 1000
+        del units[0]
+    return f"{n_bytes:,.3g} {units[0]}"
 
 
 def read_plan(run: str | Path) -> Plan:
@@ -214,7 +225,7 @@ def make_run(
         for want in wants:
             for key in (want.key, f"{want.key}|index"):
                 if key in tensors:
-                    tensors[key] |= _about(model, want, n_pos)
+                    tensors[key] |= tensor_about(model, want, n_pos)
         vocabulary = _vocabulary(model)
         if vocabulary:
             write_file(folder / "vocabulary.json", vocabulary)
@@ -327,7 +338,7 @@ def _vocabulary(model: Transformer) -> bytes:
     return json.dumps([model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]).encode()
 
 
-def _about(model: Transformer, want: Want, n_pos: int) -> dict[str, Any]:
+def tensor_about(model: Transformer, want: Want, n_pos: int) -> dict[str, Any]:
     """What a reader needs to know of a tensor besides its shape; see `Plan`."""
     point = model.hook_dict[want.hook]
     about: dict[str, Any] = {"axes": list(want.axes(point.shape.split())[1:]), "meaning": point.meaning}
