@@ -20,5 +20,5 @@ def without(weights: Tensor, mask: Tensor, *, renormalise: bool) -> Tensor:
     if bool((weights < 0).any()):
         raise ValueError("These depth weights have signs, so there is no total to renormalise to; zero them instead.")
     total = left.sum(dim=-1, keepdim=True)
-    scale = torch.where(total > 0, weights.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), 0.0)
-    return left * scale
+    # the quotient first: what is left may be so little that a factor overflows
+    return left / torch.where(total > 0, total, 1.0) * weights.sum(dim=-1, keepdim=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.edits import Edit, edits_from_json, edits_to_json, edits_to_python, read_edits
+from t2lens.edits import Edit, edits_from_json, edits_to_json, edits_to_python, read_edits, without
 from tests.edits.make import any_edit
 
 
@@ -156,3 +156,11 @@ def test_edits_come_in_any_form() -> None:
     assert read_edits([]) == ()
     with pytest.raises(TypeError, match="not of type int"):
         read_edits(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_renormalising_fills_a_row_however_little_is_left_of_it(dtype: torch.dtype) -> None:
+    least = {torch.float64: 1e-300, torch.float32: 1e-40, torch.float16: 1e-6}[dtype]
+    weights = torch.tensor([[1.0, least, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64).to(dtype)
+    left = without(weights, torch.tensor([True, False, False]), renormalise=True)
+    assert left.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
