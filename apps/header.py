@@ -13,12 +13,14 @@ STYLE = """<style>
 [data-testid="stForm"] {padding: 0; border: 0;}
 [data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea
 {min-height: 2.6rem; height: 2.6rem;}
+[data-testid="stPopoverBody"] [data-testid="stTextAreaRootElement"], [data-testid="stPopoverBody"] textarea
+{height: 9rem; font-family: monospace; font-size: 0.85rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}
 .st-key-pages p {font-size: 0.9rem;}
 .st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
 
-KEPT = ("model_a", "model_b", "model", "prompt")
+KEPT = ("model_a", "model_b", "model", "prompt", "edits")
 """What is chosen once for all pages (`model`: for all analyses)."""
 
 

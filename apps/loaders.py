@@ -70,9 +70,10 @@ def load(name: str) -> Loaded:
     return _load(name, _weights_hash(name))
 
 
-def trace(loaded: Loaded, prompt: str) -> Any:
-    """The trace of a prompt; the last 24 of the server are kept."""
-    return _trace(loaded.name, loaded.weights_hash, prompt, _model=loaded.model)
+def trace(loaded: Loaded, prompt: str, edits: str = "") -> Any:
+    """The trace of a prompt, under edits in JSON where there are any; the last 24 of the server are kept. ValueError,
+    TypeError or KeyError, one sentence each, for edits that the model cannot do."""
+    return _trace(loaded.name, loaded.weights_hash, prompt, edits.strip(), _model=loaded.model)
 
 
 def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any]) -> Any:
@@ -103,9 +104,9 @@ def _load(name: str, weights_hash: str) -> Loaded:
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
-def _trace(name: str, weights_hash: str, prompt: str, *, _model: Any) -> Any:  # noqa: ARG001 - part of the key
+def _trace(name: str, weights_hash: str, prompt: str, edits: str, *, _model: Any) -> Any:  # noqa: ARG001 - for the key
     with _LOCK:
-        return t2lens.trace(_model, prompt, name=name)
+        return t2lens.trace(_model, prompt, name=name, edits=edits or ())
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)

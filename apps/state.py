@@ -51,8 +51,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Everything that a link restores. head: "mean", or the number of an attention head as text; cell None: the
-    last position at `out`."""
+    """Everything that a link restores. edits: of model A, as JSON, or nothing. head: "mean", or the number of an
+    attention head as text; cell None: the last position at `out`."""
 
     model_a: str
     model_b: str
@@ -62,6 +62,7 @@ class Selection:
     head: str = "mean"
     way: str = ""
     cell: Cell | None = None
+    edits: str = ""
 
 
 def parse_url(
@@ -74,8 +75,8 @@ def parse_url(
 ) -> tuple[Selection, list[str]]:
     """The selection that URL parameters ask for, and one notice for each that had to fall back to `default`.
 
-    Parameters: a, b (models; b may be "none"), prompt, quantity, depth, head ("mean", "0", ...), way ("q", ...), and
-    node ("A:7:5.mlp").
+    Parameters: a, b (models; b may be "none"), prompt, edits (JSON), quantity, depth, head ("mean", "0", ...), way
+    ("q", ...), and node ("A:7:5.mlp").
     """
     notices: list[str] = []
     one_of = partial(_one_of, params, notices)
@@ -97,6 +98,7 @@ def parse_url(
         head=one_of("head", HEADS, default.head),
         way=one_of("way", WAYS, default.way),
         cell=cell,
+        edits=_limit_edits(params.get("edits", default.edits), notices),
     )
     return selection, notices
 
@@ -140,6 +142,8 @@ def format_url(selection: Selection) -> dict[str, str]:
         "depth": selection.depth,
         "head": selection.head,
     }
+    if selection.edits.strip():
+        params["edits"] = selection.edits.strip()
     if selection.way:
         params["way"] = selection.way
     if selection.cell is not None:
@@ -190,6 +194,15 @@ def limit_prompt(prompt: str) -> tuple[str, list[str]]:
     if len(prompt) <= PROMPT_LIMIT:
         return prompt, []
     return prompt[:PROMPT_LIMIT], [f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."]
+
+
+def _limit_edits(edits: str, notices: list[str]) -> str:
+    """The edits of a link, or none and a notice where they are too long to be any. What they say is checked against
+    the model when it runs."""
+    if len(edits) <= PROMPT_LIMIT:
+        return edits
+    notices.append(f"The link asks for edits of {len(edits)} characters; {PROMPT_LIMIT} are allowed, so none is made.")
+    return ""
 
 
 def _quote(text: str) -> str:

@@ -31,6 +31,8 @@ __all__ = ["preset", "two_axes"]
 
 PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
 PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
+SELECTED = ("model_a", "model_b", "prompt", "edits", "quantity", "depth", "head", "way", "cell")
+EXAMPLE = '{"target": "atom", "site": "3.attn", "operation": "zero"}'
 HEADS_UP_TO = 128
 """Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
 
@@ -55,9 +57,12 @@ def two_axes() -> None:
     try:
         with st.spinner("Running the models ..."):
             loaded = [loaders.load(name) for name in chosen]
-            traces = [loaders.trace(one, prompt) for one in loaded]
-    except ValueError as error:  # a sentence for the reader: damaged weights, a prompt that cannot be traced
-        tell([*notices, str(error)])
+            edits = [state["edits"], ""][: len(loaded)]  # of A alone: B, if it is the same model, shows it without
+            traces = [loaders.trace(one, prompt, text) for one, text in zip(loaded, edits, strict=True)]
+    except (ValueError, TypeError, KeyError) as error:
+        # a sentence for the reader: damaged weights, a prompt that cannot be traced, edits that this model cannot do
+        tell([*notices, str(error.args[0])])
+        _write_url()
         return
     notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
     tokens = [len(trace.tokens) for trace in traces]
@@ -65,7 +70,7 @@ def two_axes() -> None:
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
     notices += _fit_head(traces)
     tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
-    identity = (*chosen, *(one.weights_hash for one in loaded), prompt)
+    identity = (*chosen, *(one.weights_hash for one in loaded), prompt, state["edits"])
     maps(_payload(identity, traces), key="maps", on_change=_chosen)
     _write_url()
 
@@ -93,16 +98,19 @@ def _read_url(names: list[str]) -> list[str]:
         cell = default.cell if state["prompt"] == default.prompt else None
         default = replace(default, model_a=state.get("model", default.model_a), prompt=state["prompt"], cell=cell)
     selection, notices = parse_url(asked, default, models=names, quantities=list(QUANTITIES), depths=MODES)
-    for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell"):
+    for key in SELECTED:
         state[key] = getattr(selection, key)
     state["newcomer"] = not asked
     return notices
 
 
 def _controls(names: list[str]) -> None:
-    a, b, rest = st.columns([2, 2, 9], vertical_alignment="bottom")
+    a, b, edits, rest = st.columns([2, 2, 1.1, 8.5], vertical_alignment="bottom")
     a.selectbox("Model A", names, key="model_a")
     b.selectbox("Model B", [*names, NO_MODEL], key="model_b")
+    with edits.popover("Edits of A" if st.session_state["edits"].strip() else "Edits", width="stretch"):
+        st.text_area("Edits of model A, as JSON", key="edits", height=150, max_chars=PROMPT_LIMIT, placeholder=EXAMPLE)
+        st.caption("Choose the same model as B to see it without them. `t2lens.Edit` says what an edit can be.")
     with rest.form("prompt-form", border=False):
         text, run = st.columns([9, 1.2], vertical_alignment="bottom")
         text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
@@ -191,9 +199,7 @@ def _chosen() -> None:
 
 def _write_url() -> None:
     state = st.session_state
-    selection = Selection(
-        **{key: state[key] for key in ("model_a", "model_b", "prompt", "quantity", "depth", "head", "way", "cell")}
-    )
+    selection = Selection(**{key: state[key] for key in SELECTED})
     wanted = format_url(selection)
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)

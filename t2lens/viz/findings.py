@@ -19,7 +19,8 @@ __all__ = ["cell", "figure", "fragment", "text"]
 
 SERIES = ("#3467a6", "#d0440b", "#2f8f6b", "#8d4a9e", "#a07414", "#5b6168", "#74bece", "#831a1d")
 TABLE_ROWS = 40
-_LABEL = 14  # characters of an axis label
+ROUNDING = 1e-12  # of the largest number of a column
+_LABEL, _TITLE = 14, 80  # characters of an axis label, and of a title made of what a variable means
 
 
 def figure(finding: Any, chart: int = 0) -> go.Figure:
@@ -34,9 +35,11 @@ def figure(finding: Any, chart: int = 0) -> go.Figure:
 
 
 def _layout(spec: Any, finding: Any) -> dict[str, Any]:
+    meaning = clip(finding.dataset[spec.variable].attrs.get("meaning", ""), _TITLE)
+    title = spec.title or meaning[:1].upper() + meaning[1:] or finding.title
     axis = {"showgrid": False, "zeroline": False, "linecolor": HAIR, "ticks": "outside", "tickcolor": HAIR}
     return {
-        "title": {"text": markup_safe(spec.title or finding.title), "font": {"size": 14}, "x": 0, "xref": "paper"},
+        "title": {"text": markup_safe(title), "font": {"size": 14}, "x": 0, "xref": "paper"},
         "font": {"family": FONT, "color": INK, "size": 11},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
@@ -170,21 +173,37 @@ def _lines(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
 # --- as HTML and as text -----------------------------------------------------------------------------
 
 
-def cell(value: Any) -> str:
-    """An entry of a table: numbers to four digits, tokens with their glyphs, nothing for what does not exist."""
+def cell(value: Any, largest: float = 0.0) -> str:
+    """An entry of a table: numbers to four digits, and ~0 where one is rounding beside the `largest` of its column;
+    tokens on one line with a sign for what is unseen; nothing for what does not exist."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, float | np.floating):
-        return fmt(float(value))
-    return str(value)
+        return "~0" if 0 < abs(value) < ROUNDING * largest else fmt(float(value))
+    if not isinstance(value, str):
+        return str(value)
+    inner = value.strip(" ")
+    before = len(value) - len(value.lstrip(" ")) if inner else 0
+    words = " ".join(map(glyphs, inner.split(" "))) if inner else ""
+    return "\u00b7" * before + words + "\u00b7" * (len(value) - before - len(inner))
+
+
+def _cells(finding: Any, n_rows: int) -> list[list[str]]:
+    """The first rows of the table as they are shown."""
+    largest = []
+    for i in range(len(finding.columns)):
+        numbers = [abs(row[i]) for row in finding.rows if isinstance(row[i], float)]
+        largest.append(max((x for x in numbers if np.isfinite(x)), default=0.0))
+    return [[cell(value, most) for value, most in zip(row, largest, strict=True)] for row in finding.rows[:n_rows]]
 
 
 def fragment(finding: Any) -> str:
     """Title, verdict, table and notes as HTML, for notebooks and reports."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in finding.columns)
-    rows = ["".join(_td(value) for value in row) for row in finding.rows[:TABLE_ROWS]]
+    shown = _cells(finding, TABLE_ROWS)
+    rows = ["".join(map(_td, row, words)) for row, words in zip(finding.rows, shown, strict=False)]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     more = len(finding.rows) - len(rows)
     notes = [*([f"{more} more rows."] if more > 0 else []), *finding.notes]
@@ -198,14 +217,14 @@ def fragment(finding: Any) -> str:
     )
 
 
-def _td(value: Any) -> str:
+def _td(value: Any, shown: str) -> str:
     side = "right" if isinstance(value, int | float) and not isinstance(value, bool) else "left"
-    return f"<td style='text-align:{side};padding:1px 10px 1px 0'>{html.escape(cell(value))}</td>"
+    return f"<td style='text-align:{side};padding:1px 10px 1px 0'>{html.escape(shown)}</td>"
 
 
 def text(finding: Any, n_rows: int = TABLE_ROWS) -> str:
     """Title, verdict, table and notes as plain text in columns."""
-    shown = [[cell(value) for value in row] for row in finding.rows[:n_rows]]
+    shown = _cells(finding, n_rows)
     numeric = [
         bool(finding.rows) and all(r[i] is None or isinstance(r[i], int | float) for r in finding.rows)
         for i in range(len(finding.columns))

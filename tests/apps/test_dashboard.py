@@ -131,12 +131,12 @@ def test_a_prompt_over_the_context_is_cut_with_a_notice() -> None:
 
 def test_a_new_prompt_runs_once_per_model_and_comes_back_from_the_cache(forward_passes: list[str]) -> None:
     app = open_app(prompt=PROMPT)
-    app.text_area[0].set_value("another word")
+    app.text_area(key="prompt").set_value("another word")
     app.button[0].click().run()
     assert not app.exception
     assert forward_passes == [PROMPT, PROMPT, "another word", "another word"]
     assert url(app)["prompt"] == "another word"
-    app.text_area[0].set_value(PROMPT)
+    app.text_area(key="prompt").set_value(PROMPT)
     app.button[0].click().run()
     assert len(forward_passes) == 4
     assert "".join(payload(app)["panels"][0]["tokens"][1:]) == PROMPT
@@ -194,3 +194,33 @@ def test_an_empty_prompt_stands_in_the_url_too() -> None:
     app = open_app(prompt="  ")
     assert "The prompt is empty" in texts(app)
     assert url(app)["prompt"] == "  "
+
+
+EDIT = '{"target": "atom", "site": "3.attn", "operation": "zero"}'
+
+
+def test_edits_of_a_link_act_on_a_alone_and_are_told() -> None:
+    app = open_app(a="standard", b="standard", prompt=PROMPT, edits=EDIT)
+    assert not app.exception
+    edited, plain = payload(app)["panels"]
+    assert edited != plain
+    assert "Edited: Sets what 3.attn writes to zero." in texts(app)
+    assert url(app)["edits"] == EDIT
+    assert app.text_area(key="edits").value == EDIT
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        ("{", "The edits are not JSON"),
+        ('{"target": "atom", "site": "9.attn", "operation": "zero"}', "9.attn"),
+        ('{"target": "atom", "site": "3.attn", "operation": "zreo"}', "zero"),
+        ('{"target": "gate", "name": "beta", "site": "1.attn", "operation": "set", "value": 1}', "has no gates"),
+        ("[" * 3000, "The edits are not JSON"),
+        ("x" * 5000, "4000 are allowed"),
+    ],
+)
+def test_edits_that_cannot_be_are_a_sentence(edits: str, words: str) -> None:
+    app = open_app(a="standard", b="none", prompt=PROMPT, edits=edits)
+    assert not app.exception
+    assert words in texts(app)
