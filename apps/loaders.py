@@ -106,7 +106,7 @@ def _load(name: str, weights_hash: str) -> Loaded:
 @st.cache_resource(max_entries=24, show_spinner=False)
 def _trace(name: str, weights_hash: str, prompt: str, edits: str, *, _model: Any) -> Any:  # noqa: ARG001 - for the key
     with _LOCK:
-        return t2lens.trace(_model, prompt, name=name, edits=edits or ())
+        return t2lens.trace(_model, prompt, name=f"{name}, edited" if edits else name, edits=edits or ())
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
