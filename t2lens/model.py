@@ -469,6 +469,7 @@ def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tens
     return (flat * both).sum() / both.sum()
 
 
+@torch.inference_mode(False)  # weights made under it could never have a gradient
 def build(cfg: ModelConfig, seed: int = 0) -> Transformer:
     """A fresh reference model in float32 on the CPU, in eval mode. The same seed gives the same weights.
 

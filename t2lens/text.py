@@ -13,7 +13,7 @@ from t2lens.sublayers import DecodingCache
 if TYPE_CHECKING:
     from t2lens.config import ModelConfig
 
-__all__ = ["TextInterface", "TokenizerLike"]
+__all__ = ["TextInterface", "TokenizerLike", "number_tensor"]
 
 
 class TokenizerLike(Protocol):
@@ -48,8 +48,8 @@ class TextInterface:
                 raise ValueError("Texts bring their own mask: give attention_mask with token ids only.")
             tokens, mask = self._pad([self._encode(t) for t in ([input] if isinstance(input, str) else input)])
         else:
-            tokens = _tensor(input, self._device(), "Tokens")
-            mask = None if attention_mask is None else _tensor(attention_mask, tokens.device, "attention_mask")
+            tokens = number_tensor(input, "Tokens", self._device())
+            mask = None if attention_mask is None else number_tensor(attention_mask, "attention_mask", tokens.device)
         if tokens.ndim == 1:
             tokens, mask = tokens[None], mask[None] if mask is not None and mask.ndim == 1 else mask
         if tokens.ndim != 2 or tokens.numel() == 0:
@@ -68,6 +68,9 @@ class TextInterface:
                 raise ValueError(
                     f"attention_mask must have the shape {list(tokens.shape)} of the tokens, not {list(mask.shape)}."
                 )
+            if not bool(((mask == 0) | (mask == 1)).all()):
+                odd = mask[(mask != 0) & (mask != 1)][0].item()
+                raise ValueError(f"attention_mask holds 1 at tokens and 0 at padding, nothing else; it has {odd:g}.")
             mask = mask.bool()
             mask = None if bool(mask.all()) else mask
         return tokens.long(), mask
@@ -189,7 +192,8 @@ class TextInterface:
         return tokens
 
 
-def _tensor(values: Any, device: torch.device, what: str) -> Tensor:
+def number_tensor(values: Any, what: str, device: torch.device | None = None) -> Tensor:
+    """`values` as a tensor; ValueError in one sentence where they are not numbers in rows of one length."""
     try:
         return torch.as_tensor(values, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError):

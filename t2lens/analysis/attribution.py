@@ -146,13 +146,13 @@ def attribute_logits(
     put(data, "error", own, per_sequence(error, batch), "the sum of shares less the logit", "logit")
 
     lines = [(part.name, s, a) for part, s, a in zip(parts, shares, aboves, strict=True)]
-    lines = sorted(lines[:-1], key=lambda line: -abs(float(line[1].mean()))) + lines[-1:]
+    lines = sorted(lines[:-1], key=lambda line: -abs(float(line[1].mean()))) + (lines[-1:] if bool(bias.any()) else [])
     lines += [("sum of the above", shares.sum(dim=0), aboves.sum(dim=0)), ("logit of the model", logit, logit_above)]
     spread = [("spread over sequences", [float(s.std()) for _, s, _ in lines])] if own else []
     what = f"Logit of {told['target'][0]!r}" if len(set(told["target"])) == 1 else "Logits of the chosen tokens"
     if other is not None:
         what += f" against {told['against'][0]!r}" if len(set(told["against"])) == 1 else " against others"
-    where = f"in {len(batch.tokens)} sequences" if own else f"at position {int(batch.valid[0, : here[1][0]].sum())}"
+    where = f"in {len(batch.tokens)} sequences" if own else f"at position {batch.count(int(here[1][0]))}"
     return Finding(
         title=f"{what} {where}, by {by}",
         dataset=data,
@@ -162,7 +162,7 @@ def attribute_logits(
             for i, (name, s, a) in enumerate(lines)
         ),
         notes=(
-            f"Shares sum to the logit; here to {float(error.abs().max()):.1e}.",
+            f"Shares, in logits, sum to the logit (error {float(error.abs().max()):.1e}).",
             "Norm scale and gates are as recorded: exact arithmetic on this input, not the effect of an ablation.",
             "A constant added to all logits changes no prediction: above mean token is the share less its mean over "
             "all tokens.",
@@ -248,6 +248,7 @@ def attribute_loss(
     count = int(known.sum())
     mean, spread = share[:, known].mean(dim=-1), _spread(share[:, known])
     lines.sort(key=lambda line: -abs(float(line[1][known].mean())))
+    lines = [line for line in lines if line[0] != "bias" or bool(model.logit_bias.any())]
     lines += [("log V (uniform prediction)", torch.full_like(loss, uniform))]
     lines += [("sum of the above", share.sum(dim=0) + uniform), ("loss of the model", loss)]
 
@@ -265,8 +266,8 @@ def attribute_loss(
         rows=tuple((name, float(x[known].mean()), float(_spread(x[known]))) for name, x in lines),
         notes=(
             f"Means over n = {count} positions with a next token; padding is left out. Negative lowers the loss.",
-            f"log V and the shares sum to the loss at every position; here to {float(error[known].abs().max()):.1e}, "
-            f"with up to {nodes} quadrature nodes.",
+            f"log V and the shares sum to the loss at every position (error {float(error[known].abs().max()):.1e}, "
+            f"up to {nodes} quadrature nodes).",
             "Aumann-Shapley shares along the ray from zero logits, which is integrated gradients (Sundararajan et al. "
             "2017, arXiv 1703.01365); norm scale and gates as recorded.",
             *notes,

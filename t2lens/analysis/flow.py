@@ -29,7 +29,7 @@ from torch import Tensor
 
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.frozen import Frozen, place, value_read
-from t2lens.analysis.inputs import Batch, read_batch
+from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.layout import put, token_coords
 from t2lens.analysis.progress import progress
 from t2lens.analysis.sizes import WATCHED, Size, sequence_sizes, size_of
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["rollout"]
 
 
+@torch.inference_mode(False)  # gradients are wanted wherever this is called from
 def rollout(
     model: Transformer,
     input: Any,
@@ -89,6 +90,7 @@ def rollout(
     at = place(batch, pos)
     watch = [f"blocks.{s.layer}.{s.kind}.hook_{x}" for s in model.sites[:-1] if s.kind != "mlp" for x in WATCHED]
     frozen = Frozen(model, batch.tokens, batch.mask, form=form, watch=watch)
+    check_finite(frozen.record.read(start.name), batch, f"What is read at {start.name}")
     flow = _Flow(frozen, by, start)
     flow.run(at)
     return _finding(model, batch, start, at, by, flow)
@@ -216,7 +218,7 @@ def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, f
 
     lost = float(abs(1 - absorbed.sum() - stuck.sum()))
     words = batch.strings[0]
-    what = f"{start.name} at position {at} ({words[at]!r})"
+    what = f"the read {start.name} at position {batch.count(at)} ({words[at]!r})"
     atoms = list(model.atoms[:n_atoms])
     data = xr.Dataset(coords={"site": sites, "atom": atoms, **token_coords(batch)})
     put(data, "mass", ("site", "pos"), shown(mass), f"share of {what} that passes this read")
@@ -226,14 +228,14 @@ def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, f
     put(data, "stuck", ("site", "pos"), shown(stuck), "share that had nothing to follow here")
     put(data, "error", (), lost, "mass that is neither absorbed nor stuck")
     order = np.argsort(-absorbed, kind="stable")
-    rows = tuple((int(i), words[i], float(absorbed[i]), _busiest(data, int(i))) for i in order if valid[i])
+    rows = tuple((batch.count(int(i)), words[i], float(absorbed[i]), _busiest(data, int(i))) for i in order if valid[i])
     size = {
         "norm": "the length of a contribution",
         "projection": "the part of a contribution along the whole, 0 where that is negative",
     }
     notes = [
-        f"Unit mass at {what}. Size: {size[by]}. Embeddings absorb {absorbed.sum():.6g}; "
-        f"{stuck.sum():.3g} found nothing to follow (stuck); {lost:.1g} is missing.",
+        f"Unit mass at {what}, followed back until embeddings absorb it: {_ends(absorbed.sum(), stuck.sum(), lost)}. "
+        f"Size: {size[by]}.",
         "Each read divides its mass over the atoms that contribute to it, each atom over the positions that its "
         "sublayer read. Biases get none. Sizes hide signs: contributions that cancel both get mass.",
         "Queries and keys decide where attention looks, not what it passes on, so mass goes through values alone"
@@ -255,6 +257,11 @@ def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, f
             Chart(kind="bars", variable="absorbed", x="pos", title="Where the mass comes from"),
         ),
     )
+
+
+def _ends(absorbed: float, stuck: float, lost: float) -> str:
+    said = f"{absorbed:.6g} arrives (error {lost:.1g})"
+    return said if not stuck else f"{said}, {stuck:.3g} found nothing to follow (a zero read, or a bias alone)"
 
 
 def _busiest(data: xr.Dataset, pos: int) -> str | None:

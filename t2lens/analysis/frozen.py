@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from t2lens.analysis.inputs import gradients
 from t2lens.analysis.layout import columns_of
 from t2lens.hooks import HookPoint
 from t2lens.mixing import ForwardRecord, Step, walk
@@ -63,7 +64,7 @@ class Frozen:
         self.outs: dict[int, Tensor] = {}
         self.seen: dict[str, Tensor] = {}
         record = ForwardRecord()
-        with torch.inference_mode(False), torch.enable_grad():
+        with gradients(model):
             hooks = [*_holding(model), *self._cutting(), *((name, self._watch) for name in watch)]
             self.logits = model.run_with_hooks(tokens, mask, record=record, fwd_hooks=hooks).detach()
             self.record = record.detach()
@@ -140,7 +141,7 @@ class Frozen:
         inputs = self._inputs[site.index]
         if not out.requires_grad:
             return
-        with torch.enable_grad():
+        with gradients(self.model):
             u = torch.zeros_like(out, requires_grad=True)
             back = torch.autograd.grad(
                 out, list(inputs.values()), u, create_graph=True, retain_graph=True, allow_unused=True

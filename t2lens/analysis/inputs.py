@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from t2lens.text import number_tensor
+
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["Batch", "read_batch", "token_id"]
+__all__ = ["Batch", "check_finite", "gradients", "read_batch", "token_id"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,10 @@ class Batch:
         """[B, T] id of the token after each position; 0 where there is none (see `predicts`)."""
         return torch.cat([self.tokens[:, 1:], torch.zeros_like(self.tokens[:, :1])], dim=1)
 
+    def count(self, column: int) -> int:
+        """The position of a place of the first sequence, counted over its real tokens: padding does not move it."""
+        return int(self.valid[0, :column].sum())
+
     def losses(self, logits: Tensor) -> Tensor:
         """Next-token losses [..., B, T] in nats, float64, of logits [..., B, T, V]; 0 where there is no next token."""
         logprob = logits.double().log_softmax(dim=-1)
@@ -60,6 +68,7 @@ class Batch:
         return (values * where).sum(dim=(-2, -1)) / where.sum().clamp(min=1)
 
 
+@torch.inference_mode(False)  # tensors made under it could never meet a gradient
 def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, losses: bool = False) -> Batch:
     """Check `input` for an analysis.
 
@@ -67,30 +76,44 @@ def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, lo
         input: a text, a list of texts (padded on the right; a BOS token is prepended to each, as in training), or token
             ids [pos] or [batch, pos] with their `attention_mask`. What is longer than the context is cut off at its
             end, and `notices` says so.
+        attention_mask: of token ids only, 1 at tokens and 0 at padding. Every sequence has a token.
         losses: whether the analysis needs next-token losses: at least two tokens, and a causal model.
 
     Raises:
-        ValueError: an empty prompt, ids outside the vocabulary, a mask of another shape, or (losses) a bidirectional
-            model, or no position with a next token.
+        ValueError: an empty prompt, ids outside the vocabulary, a mask of another shape or that leaves nothing of a
+            sequence, left padding in what is longer than the context, or (losses) a bidirectional model, or no position
+            with a next token.
     """
     texts = _texts(input)
     if texts is not None:
+        if attention_mask is not None:
+            raise ValueError("Texts bring their own mask: give attention_mask with token ids only.")
         rows = [model.to_tokens(text)[0] for text in texts]
         width, pad = max(len(row) for row in rows), 0 if model.tokenizer is None else model.tokenizer.pad_id
         tokens = torch.stack([torch.cat([row, row.new_full((width - len(row),), pad)]) for row in rows])
         mask = torch.stack([torch.arange(width, device=row.device) < len(row) for row in rows])
     else:
-        tokens = torch.as_tensor(input)
-        mask = None if attention_mask is None else torch.as_tensor(attention_mask)
+        tokens = number_tensor(input, "Tokens")
+        mask = None if attention_mask is None else number_tensor(attention_mask, "attention_mask")
         if tokens.ndim == 1:
             tokens, mask = tokens[None], mask[None] if mask is not None and mask.ndim == 1 else mask
     n_ctx, notices = model.cfg.n_ctx, []
     if tokens.ndim == 2 and tokens.shape[1] > n_ctx:
         n = tokens.shape[1]
+        if mask is not None and mask.shape == tokens.shape and not bool(mask[:, 0].all()):
+            raise ValueError(f"{n} places are more than the context of {n_ctx} holds; pad on the right, or give less.")
         notices.append(f"The longest prompt has {n} tokens; what is beyond the context of {n_ctx} is cut off.")
         tokens, mask = tokens[:, :n_ctx], None if mask is None else mask[:, :n_ctx]
     tokens, mask = model.prepare(tokens, mask)
-    mask = None if mask is None or bool(mask.all()) else mask.bool()
+    tokens = tokens.clone() if tokens.is_inference() else tokens
+    if mask is not None:
+        empty = [i for i, row in enumerate(mask) if not bool(row.any())]
+        if empty:
+            raise ValueError(f"Sequence {empty[0]} is padding throughout: its attention_mask has no 1.")
+        real = mask.cumsum(dim=1)
+        if bool(((real > 0) & (real < real[:, -1:]) & ~mask).any()):
+            notices.append("A mask has padding between tokens: no next-token loss is counted across such a gap.")
+        mask = mask.clone() if mask.is_inference() else mask
     strings = tuple(
         tuple(map(str, row.tolist())) if model.tokenizer is None else tuple(model.to_str_tokens(row)) for row in tokens
     )
@@ -101,6 +124,33 @@ def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, lo
         if not bool(batch.predicts.any()):
             raise ValueError("A next-token loss needs at least two tokens in a sequence.")
     return batch
+
+
+@contextmanager
+def gradients(model: Transformer) -> Iterator[None]:
+    """A block in which gradients pass `model`, wherever it is called from; no parameter gets one.
+
+    Raises:
+        ValueError: weights that no gradient can pass.
+    """
+    if any(p.is_inference() for p in model.parameters()):
+        raise ValueError(
+            "The weights of this model were made or converted under torch.inference_mode, so that no gradient can pass "
+            "them; load or convert it outside of that block."
+        )
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def check_finite(values: Tensor, batch: Batch, what: str) -> None:
+    """Raise ValueError where values [B, T, ...] are NaN or infinite at a real token: no sum gives them."""
+    bad = ~values.isfinite().flatten(2).all(dim=-1) & batch.valid
+    if bool(bad.any()):
+        n, total = int(bad.sum()), int(batch.valid.sum())
+        why = "; in float16 numbers end at 65504: use bfloat16 or float32" if values.dtype == torch.float16 else ""
+        raise ValueError(
+            f"{what} at {n} of {total} tokens are NaN or infinite, so there is nothing to divide into shares{why}."
+        )
 
 
 def token_id(model: Transformer, token: str | int) -> int:

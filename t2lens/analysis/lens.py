@@ -108,7 +108,7 @@ def logit_lens(
     spelled = np.array([words[i] for i in best["id"].ravel().tolist()], dtype=str).reshape(best["id"].shape)
     of_top, which = ("read", *axes, "k"), "the likeliest tokens, likeliest first"
     put(data, "top_probability", of_top, best["probability"], f"probability of {which}", "probability")
-    put(data, "top_id", of_top, best["id"], f"ids of {which}; -1 at padding")
+    put(data, "top_id", of_top, best["id"], f"ids of {which}; -1 where there are none (padding)")
     put(data, "top_token", of_top, spelled, which)
     if streams:
         names = [f"stream{i}" for i in range(streams[0].shape[-2])] + ["all"]
@@ -126,9 +126,15 @@ def logit_lens(
         rows=tuple(
             _row(name, batch, {key: x[i] for key, x in found.items()}, known, words) for i, name in enumerate(looks)
         ),
-        notes=tuple(_notes(model, batch, followed, known)),
+        notes=(*_without_value(looks, batch), *_notes(model, batch, followed, known)),
         charts=tuple(charts),
     )
+
+
+def _without_value(looks: dict[str, Tensor], batch: Batch) -> list[str]:
+    """A sentence on reads that are NaN or infinite somewhere."""
+    bad = [name for name, x in looks.items() if not bool(x[batch.valid].isfinite().all())]
+    return [f"NaN or infinite, so without a prediction at some positions: {', '.join(bad)}."] if bad else []
 
 
 def _notes(model: Transformer, batch: Batch, followed: Tensor | None, known: Tensor) -> list[str]:
@@ -210,12 +216,14 @@ def _measure(
         values = {
             "probability": torch.where(has, of_target.exp().squeeze(-1), torch.nan),
             "loss": torch.where(has, -of_target.squeeze(-1), torch.nan),
-            "rank": torch.where(has, 1 + (own > of_target).sum(dim=-1).double(), torch.nan),
+            "rank": torch.where(
+                has & ~of_target.isnan().squeeze(-1), 1 + (own > of_target).sum(dim=-1).double(), torch.nan
+            ),
             "entropy": -(p * own).sum(dim=-1),
             "kl": (final.exp() * (final - own)).sum(dim=-1).clamp(min=0.0),
         }
         best = own.topk(top, dim=-1)
-        values |= {"top_probability": best.values.exp(), "top_id": best.indices}
+        values |= {"top_probability": best.values.exp(), "top_id": best.indices.masked_fill(best.values.isnan(), -1)}
         for name, value in values.items():
             found[name][i][at] = value
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from t2lens.analysis.inputs import Batch
+from t2lens.analysis.inputs import Batch, check_finite
 from t2lens.mixing import ForwardRecord, contributions_of, contributions_of_parts
 from t2lens.sublayers import Attention
 
@@ -62,12 +62,14 @@ class PassInParts:
         model.residual.linear_form(self.form)  # a form that it does not have is refused before anything runs
         self.record, self.tensors = ForwardRecord(), {}
         names = [name for atom in model.atoms for name in self._hooks(atom)] if self.by == "head" else []
-        if not names:
-            self.logits: Tensor = model(tokens, mask, record=self.record)
-            return
-        self.logits, self.tensors = model.run_with_cache(
-            tokens, mask, names_filter=names, return_cache_object=False, record=self.record
-        )
+        self.logits: Tensor
+        if names:
+            self.logits, self.tensors = model.run_with_cache(
+                tokens, mask, names_filter=names, return_cache_object=False, record=self.record
+            )
+        else:
+            self.logits = model(tokens, mask, record=self.record)
+        check_finite(self.logits, self.batch, "The logits")
 
     def parts(self) -> Iterator[tuple[Part, Tensor]]:
         """(part, what it adds to what is unembedded [B, T, D], float64), in the order of atoms. Times W_U and with

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.frozen import Frozen, place, value_read
-from t2lens.analysis.inputs import Batch, read_batch, token_id
+from t2lens.analysis.inputs import Batch, check_finite, gradients, read_batch, token_id
 from t2lens.analysis.layout import put, token_coords, word
 from t2lens.analysis.progress import progress
 
@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["top_paths"]
 
 _EMBEDDING, _CONSTANT, _OPEN = "embedding", "constant", "open"
+_NOTHING = 1e-9  # of the largest path, below which one is not listed
 _ROUNDING = 30  # units in the last place of the sum of all sizes, below which a constant is none
 
 
+@torch.inference_mode(False)  # gradients are wanted wherever this is called from
 def top_paths(
     model: Transformer,
     input: Any,
@@ -64,8 +66,8 @@ def top_paths(
 
     Args:
         input: one text, or token ids [pos] or [1, pos] with their `attention_mask`.
-        pos: which position predicts, counted over the real tokens (negative: from the end). Positions in the names of
-            paths are those of the axis `pos`, which counts padding too.
+        pos: which position predicts, counted over the real tokens (negative: from the end), as are positions in the
+            names of paths. The axis `pos` counts padding too.
         token: whose logit, its text or id; by default the likeliest one there. against: the logit of this token is
             subtracted.
         n: how many paths are listed.
@@ -89,7 +91,7 @@ def top_paths(
         >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2), seed=0)
         >>> found = top_paths(model, [0, 7, 3], token=5, n=3)
         >>> found.columns
-        ('path', 'token', 'value', 'share', 'ends')
+        ('path', 'token', 'value (logits)', 'share', 'ends')
         >>> float(abs(found["error"])) < 1e-6
         True
     """
@@ -98,8 +100,9 @@ def top_paths(
     batch = read_batch(model, input, attention_mask)
     at = place(batch, pos)
     frozen = Frozen(model, batch.tokens, batch.mask, form=form)
-    target = _Target.of(model, frozen, at, token, against)
-    tree = _Tree(frozen, target, n=n, by_position=by_position)
+    check_finite(frozen.logits, batch, "The logits")
+    target = _Target.of(model, frozen, batch, at, token, against)
+    tree = _Tree(frozen, batch, target, n=n, by_position=by_position)
     tree.grow(max_expansions)
     return _finding(model, batch, frozen, target, tree, by_position)
 
@@ -115,21 +118,27 @@ class _Target:
 
     @classmethod
     def of(
-        cls, model: Transformer, frozen: Frozen, at: int, token: str | int | None, against: str | int | None
+        cls,
+        model: Transformer,
+        frozen: Frozen,
+        batch: Batch,
+        at: int,
+        token: str | int | None,
+        against: str | int | None,
     ) -> _Target:
         logits = frozen.logits[0, at].double()
         ids = [int(logits.argmax()) if token is None else token_id(model, token)]
         ids += [] if against is None else [token_id(model, against)]
         words = [repr(word(model, i)) for i in ids]
-        sign = torch.tensor([1.0, -1.0][: len(ids)], dtype=logits.dtype, device=logits.device)
         read = frozen.record.read("out")
-        with torch.inference_mode(False), torch.enable_grad():
+        with gradients(model):
+            sign = torch.tensor([1.0, -1.0][: len(ids)], dtype=logits.dtype, device=logits.device)
             leaf = read.detach().requires_grad_()
             # by the recorded scale, so that the share is linear in the read
             shares = model.logit_shares(leaf[:, at : at + 1], read[:, at : at + 1])[0, 0, ids]
             (gradient,) = torch.autograd.grad((shares.double() * sign).sum(), leaf)
         return cls(
-            name=f"logit of {' less that of '.join(words)} at position {at}",
+            name=f"logit of {' less that of '.join(words)} at position {batch.count(at)}",
             value=float(logits[ids] @ sign),
             bias=float(model.logit_bias.detach().double()[ids] @ sign),
             gradient=gradient,
@@ -169,8 +178,8 @@ class _Leaf:
 class _Tree:
     """The frontier: the leaves are the children and constants of all nodes, and always sum to the target."""
 
-    def __init__(self, frozen: Frozen, target: _Target, *, n: int, by_position: bool) -> None:
-        self.frozen, self.n, self.by_position = frozen, n, by_position
+    def __init__(self, frozen: Frozen, batch: Batch, target: _Target, *, n: int, by_position: bool) -> None:
+        self.frozen, self.batch, self.n, self.by_position = frozen, batch, n, by_position
         self.values = [x.detach().double() for x in frozen.atoms]
         self.sites = frozen.model.sites
         self.nodes: list[_Node] = []
@@ -247,8 +256,9 @@ class _Tree:
         """Sum of the sizes of all leaves that could be expanded."""
         return float(sum(np.abs(node.children[1:]).sum() for node in self.nodes))
 
-    def largest(self) -> list[_Path]:
-        """The n leaves of largest |value|. A constant that is rounding is none."""
+    def largest(self) -> tuple[list[_Path], int]:
+        """The n leaves of largest |value|, and how many of all that are not 0 are next to nothing beside the largest,
+        so that they are left out. A constant that is rounding is none."""
         every = []
         for i, node in enumerate(self.nodes):
             flat = node.children.ravel()
@@ -257,7 +267,10 @@ class _Tree:
             if abs(node.constant) > node.rounding:
                 every.append((abs(node.constant), i, -1))
         every.sort(key=lambda leaf: -leaf[0])
-        return [self._spelled(i, k) for _, i, k in every[: self.n]]
+        least = _NOTHING * every[0][0] if every else 0.0
+        sizes = [np.abs(node.children) for node in self.nodes]
+        hidden = sum(int(((x > 0) & (x < least)).sum()) for x in sizes)
+        return [self._spelled(i, k) for size, i, k in every[: self.n] if size >= least], hidden
 
     def _spelled(self, i: int, k: int) -> _Path:
         node = self.nodes[i]
@@ -279,7 +292,7 @@ class _Tree:
 
     def _name(self, atom: int, pos: int) -> str:
         name = self.frozen.model.atoms[atom]
-        return f"{name}@{pos}" if self.by_position else name
+        return f"{name}@{self.batch.count(pos)}" if self.by_position else name
 
 
 @dataclass
@@ -322,7 +335,7 @@ def _finding(
     model: Transformer, batch: Batch, frozen: Frozen, target: _Target, tree: _Tree, by_position: bool
 ) -> Finding:
     totals = _Totals.of(frozen, target)
-    paths = tree.largest()
+    paths, hidden = tree.largest()
     values = np.array([path.value for path in paths])
     tokens = [batch.strings[0][path.start] if path.start >= 0 else None for path in paths]
     whole = target.value or math.nan
@@ -331,7 +344,7 @@ def _finding(
     put(data, "value", ("path",), values, "what the path adds", "logit")
     put(data, "share", ("path",), values / whole, "the same as a share of the whole")
     put(data, "ends", ("path",), [path.ends for path in paths], "where the path ends")
-    put(data, "start", ("path",), [path.start for path in paths], "position of its last node")
+    put(data, "start", ("path",), [path.start for path in paths], "its last node, on the axis pos")
     through = np.where(batch.valid.cpu().numpy(), totals.through, np.nan)
     put(data, "through", ("atom", "pos"), through, "sum of all paths through the atom", "logit")
     edge = np.stack(list(totals.edge.values()))
@@ -343,24 +356,26 @@ def _finding(
     put(data, "error", (), tree.total - target.value, "total less logit", "logit")
     n_open = sum(path.ends == _OPEN for path in paths)
     notes = [
-        f"The {target.name} is {target.value:.4g}. All {tree.n_leaves} leaves after {len(tree.nodes) - 1} expansions "
-        f"sum to it within {abs(tree.total - target.value):.1g}; those listed sum to {values.sum():.4g}. Leaves that "
-        f"could still be expanded have sizes that sum to {tree.still_open:.4g}.",
+        f"All {tree.n_leaves} paths that {len(tree.nodes) - 1} expansions have made sum to the {target.name}, "
+        f"{target.value:.4g} (error {abs(tree.total - target.value):.1g}); those listed sum to {values.sum():.4g}. "
+        f"The sizes of what could still be followed sum to {tree.still_open:.3g}.",
         "Held at their values in this pass: norm scales, attention patterns (so queries and keys), MLP gates, and the "
         "gates of the residual system. The sum is exact; it is no causal claim.",
-        "The leaf of largest size is expanded first. A small leaf may hold large paths that cancel.",
+        "The open path of largest size is followed first. A small one may hold large paths that cancel.",
         "A path that ends in a constant: biases of the sublayer before it (of the readout, after logit), and what a "
         "hook put in by hand.",
         "Paths: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.",
     ]
+    if hidden:
+        notes.insert(1, f"Left out of the list: {hidden} paths below {_NOTHING:.0e} of the largest.")
     if n_open:
-        notes.insert(1, f"{n_open} of the paths are open (...): raise max_expansions to follow them.")
+        notes.insert(1, f"{n_open} of the listed paths are open (...): raise max_expansions to follow them.")
     if not by_position:
         notes.insert(1, "Positions are merged: an atom at two positions is one node.")
     return Finding(
         title=f"Paths of the {target.name}",
         dataset=data,
-        columns=("path", "token", "value", "share", "ends"),
+        columns=("path", "token", "value (logits)", "share", "ends"),
         rows=tuple(
             (path.name, token, path.value, path.value / whole if target.value else None, path.ends)
             for path, token in zip(paths, tokens, strict=True)

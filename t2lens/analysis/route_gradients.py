@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from t2lens.analysis.inputs import Batch
+from t2lens.analysis.inputs import Batch, check_finite, gradients
 from t2lens.mixing import ForwardRecord
 from t2lens.residual import Read, ResidualSystem, by_way
 from t2lens.residual.attnres import entmax, sparsemax, top_k_softmax
@@ -88,11 +88,11 @@ class RouteGradients:
         if axis != "depth":
             ends = (".hook_attn_scores", ".hook_pattern", ".hook_v", ".hook_z")
             hooks += [(name, self._keep_site) for name in model.hook_dict if name.endswith(ends)]
-        # a gradient is wanted wherever this is called from, and no parameter gets one
-        with torch.inference_mode(False), torch.enable_grad(), model.hooks(fwd_hooks=hooks):
+        with gradients(model), model.hooks(fwd_hooks=hooks):
             self.record = record = ForwardRecord()
             chosen, mask = where.clone(), None if batch.mask is None else batch.mask.clone()
             logits = model(batch.tokens.clone(), mask, record=record)
+            check_finite(logits.detach(), batch, "The logits")
             loss = F.cross_entropy(wide(logits[chosen]), batch.next_tokens.clone()[chosen], reduction="sum")
             self.loss = float(loss.detach())
             reads = list(record.made.items()) if axis != "sequence" else []

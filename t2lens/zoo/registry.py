@@ -104,17 +104,21 @@ def load(
     _check_device(device)
     path = _locate(name_or_path, revision)
     folder = path if path.is_dir() else path.parent
-    if _is_ours(path):
-        if options:
-            raise ValueError(f"There is no option {min(options)!r} for a model that t2lens itself wrote.")
-        model = _load_ours(folder, device, kind)
-        model.name = folder.absolute().name  # traces and pictures show it
-    else:
-        from t2lens.checkpoints.reading import read_checkpoint
+    ours = _is_ours(path)
+    if ours and options:
+        raise ValueError(f"There is no option {min(options)!r} for a model that t2lens itself wrote.")
+    import torch
 
-        model = read_checkpoint(path, device, kind, **options)
-        if path != Path(name_or_path):
-            model.name = str(name_or_path).rpartition("/")[2]
+    with torch.inference_mode(False):  # weights made under it could never have a gradient
+        if ours:
+            model = _load_ours(folder, device, kind)
+            model.name = folder.absolute().name  # traces and pictures show it
+        else:
+            from t2lens.checkpoints.reading import read_checkpoint
+
+            model = read_checkpoint(path, device, kind, **options)
+            if path != Path(name_or_path):
+                model.name = str(name_or_path).rpartition("/")[2]
     notes = []
     try:
         model.tokenizer = _tokenizer(folder)

@@ -67,6 +67,19 @@ def test_tables_show_what_does_not_exist_as_nothing_and_escape_words() -> None:
     assert "Over 2 positions." in fragment(finding())
 
 
+def test_tables_are_one_line_a_row_whatever_the_token_and_say_what_is_rounding() -> None:
+    rows = ((" a\n", 2.0, 1), ("\x1b[31mb c", -1e-13, 2), (" ", 0.0, 3), ("\u202e", 1e-9, 4))
+    shown = text(finding(columns=("token", "share", "n"), rows=rows, notes=())).splitlines()[4:]
+    assert [line.split() for line in shown] == [
+        ["\u00b7a\u21b5", "2", "1"],
+        ["\\u001b[31mb", "c", "~0", "2"],
+        ["\u00b7", "0", "3"],
+        ["\\u202e", "1.000e-09", "4"],
+    ]
+    drawn = fragment(finding(columns=("token", "share", "n"), rows=rows))
+    assert "\x1b" not in drawn and "\u202e" not in drawn and ">~0<" in drawn
+
+
 def test_a_variable_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(KeyError, match="there are share, mass"):
         finding()["shares"]

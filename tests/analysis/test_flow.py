@@ -160,6 +160,7 @@ def test_mass_is_conserved_on_every_system_and_padding_gets_none(system):
         assert float(plain["mass"][:, -1].max()) == 0 and float(plain["atom_mass"][:, -1].max()) == 0
         assert float(plain["mass"].max()) <= 1 + TIGHT
         other = rollout(model, padded, attention_mask=mask, pos=-2, form=form)
+        assert other.title == plain.title and {row[:2] for row in other.rows} == {row[:2] for row in plain.rows}
         for name in ("mass", "atom_mass", "absorbed"):
             assert np.isnan(other[name].values[..., [0, 1, -1]]).all()
             assert np.abs(other[name].values[..., 2:-1] - plain[name].values).max() < 1e-10

@@ -195,3 +195,15 @@ def test_one_prompt_on_the_command_line(tmp_path):
     assert said["variables"]["top_token"]["values"] == direct["top_token"].values.tolist()
     assert np.allclose(said["variables"]["stream_kl"]["values"], direct["stream_kl"].values)
     assert direct["top_token"].dtype.kind == "U" and direct["pos"].size == len(direct["token"])
+
+
+def test_reads_that_are_not_finite_have_no_prediction():
+    model, tokens = tiny("attnres-full", 1), random_tokens(1)[:1]
+    model.blocks[1].mlp.output.weight.data[0, 0] = torch.nan
+    finding = logit_lens(model, tokens)
+    broken = [read.name for read in model.reads if read.site.layer in (2, None)]
+    assert finding.notes[0].endswith(f"at some positions: {', '.join(broken)}.")
+    for name in ("rank", "loss", "kl", "entropy", "top_probability"):
+        assert finding[name].sel(read=broken).isnull().all()
+    assert (finding["top_id"].sel(read=broken) == -1).all() and (finding["top_token"].sel(read="out") == "").all()
+    assert finding["rank"].sel(read="1.mlp").notnull().any()

@@ -203,6 +203,27 @@ def test_it_ends_early_when_the_listed_paths_are_complete(planted):
     assert set(found["ends"].values.tolist()) == {"embedding"}
 
 
+def test_what_is_rounding_beside_the_largest_path_is_counted_and_not_listed():
+    known = planted_path(0)
+    found = top_paths(known.model, known.tokens[:1], token=known.truth["token"], n=20)
+    sizes = np.abs(found["value"].values)
+    assert 0 < len(sizes) < 20 and sizes.min() > 1e-9 * sizes.max()
+    hidden = int(found.notes[1].split("Left out of the list: ")[1].split(" paths")[0])
+    every = int(found.notes[0].split("All ")[1].split(" paths")[0])
+    assert 0 < hidden < every
+
+
+def test_padding_on_the_left_changes_no_name():
+    model, tokens = tiny("attnres-full", 3), random_tokens(3)[:1]
+    padded = torch.cat([torch.full((1, 3), 7), tokens], dim=1)
+    mask = torch.tensor([[0] * 3 + [1] * tokens.shape[1]])
+    alone, same = top_paths(model, tokens), top_paths(model, padded, attention_mask=mask)
+    assert same.title == alone.title
+    assert same["path"].values.tolist() == alone["path"].values.tolist()
+    assert (same["start"].values - alone["start"].values == 3).all()
+    assert [row[1] for row in same.rows] == [row[1] for row in alone.rows]
+
+
 def test_hooks_that_are_attached_are_part_of_the_pass():
     model, tokens = tiny("attnres-full", 3), random_tokens(3)[:1]
     silent = [("blocks.1.attn.hook_z", lambda z, hook: z * torch.tensor([0.0, 1.0])[:, None])]
@@ -265,7 +286,7 @@ def test_the_command_line_writes_the_paths(tmp_path):
     assert result.exit_code == 0, result.output
     assert "logit <- " in result.output
     saved = json.loads(file.read_text())
-    assert saved["columns"] == ["path", "token", "value", "share", "ends"]
+    assert saved["columns"] == ["path", "token", "value (logits)", "share", "ends"]
     assert len(saved["variables"]["value"]["values"]) == 5
     found = top_paths(t2lens.load("attnres-full"), "The cat sat on the", n=3)
     assert all(found.plot(i).data for i in range(len(found.charts)))
