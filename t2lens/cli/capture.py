@@ -82,21 +82,15 @@ def capture(
 
 
 def _estimate(plan: Plan, left: list[int]) -> str:
+    from t2lens.store.plan import in_words
+
     tokens = plan.n_sequences * plan.n_pos
     todo = sum(len(plan.rows(shard)) for shard in left) * plan.bytes_per_sequence
     return (
         f"{tokens:,} tokens ({plan.n_documents:,} documents), {len(plan.tensors)} tensors, {plan.bytes_per_token:,.0f} "
-        f"bytes per token, {_size(plan.n_sequences * plan.bytes_per_sequence)} in {plan.n_shards:,} shards; "
-        f"{_size(todo)} to write"
+        f"bytes per token, {in_words(plan.n_sequences * plan.bytes_per_sequence)} in {plan.n_shards:,} shards; "
+        f"{in_words(todo)} to write"
     )
-
-
-def _size(n: float) -> str:
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while n >= 1000 and len(units) > 1:
-        n /= 1000
-        del units[0]
-    return f"{n:,.3g} {units[0]}"
 
 
 def _bar(made: Iterable[int], plan: Plan, left: list[int], hidden: bool = False) -> Iterator[int]:

@@ -78,6 +78,11 @@ def _text(row: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise ValueError(f"{where} has no text in the field {field!r}; it has {has or 'nothing'}.")
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # JSON can spell half of a character
+            raise ValueError(f"{where} is not text: a lone surrogate stands at character {error.start}.") from None
     return text
 
 

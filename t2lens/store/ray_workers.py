@@ -7,6 +7,7 @@ tokens and writes shards in the run's folder, which all machines must see under 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,7 @@ def run_on_ray(run: Path, source: ModelSource, workers: int) -> Iterator[int]:
     """
     try:
         import ray
+        import ray.exceptions
     except ImportError:
         raise ValueError("The launcher ray needs Ray, which is not installed: pip install 't2lens[ray]'.") from None
     run, plan, left = run.absolute(), read_plan(run), missing(run)
@@ -53,7 +55,7 @@ def run_on_ray(run: Path, source: ModelSource, workers: int) -> Iterator[int]:
     waiting = deque(left[i : i + size] for i in range(0, len(left), size))
     ours = not ray.is_initialized()
     if ours:
-        ray.init(log_to_driver=False, logging_level="WARNING", configure_logging=False)
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     kind = ray.remote(num_cpus=plan.threads, num_gpus=int(plan.device == "cuda"), max_restarts=0)(_Actor)
     actors: list[Any] = []
     running: dict[Any, tuple[Any, list[int]]] = {}  # call -> actor, its shards (none: it loads the model)

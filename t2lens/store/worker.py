@@ -21,7 +21,7 @@ from torch import Tensor
 
 from t2lens.files import write_file, write_parts
 from t2lens.store.memory import last_layer, taking
-from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, make_run, read_plan, sha256_of
+from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, in_words, make_run, read_plan, sha256_of
 from t2lens.store.wants import read_wants
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def check_room(run: str | Path) -> None:
     free = shutil.disk_usage(run).free
     if need > free:
         raise OSError(
-            f"This capture has {need / 1e9:.3f} GB to write ({plan.bytes_per_token:,.0f} bytes per token), and "
-            f"{free / 1e9:.3f} GB are free on the disk of {run}; capture less (fewer names, reducers, a smaller "
-            "dtype), or make room."
+            f"This capture has {in_words(need)} to write ({plan.bytes_per_token:,.0f} bytes per token), and "
+            f"{in_words(free)} are free on the disk of {run}; capture less (fewer names, reducers, a smaller dtype), "
+            "or make room."
         )
 
 
