@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from t2lens.analysis.ddl_counterfactuals import Effects, measure
+from t2lens.analysis.ddl_counterfactuals import Counterfactuals, counterfactuals
 from t2lens.analysis.ddl_gates import IDLE, Gates, Pass, in_groups, plain_state, written
 from t2lens.analysis.ddl_transport import Transport, transport
 from t2lens.analysis.finding import Finding
@@ -47,7 +47,7 @@ class Measured:
     batch: Batch
     gates: Gates
     transports: list[Transport]
-    effects: Effects | None
+    effects: Counterfactuals | None
     checks: Verification
 
 
@@ -139,7 +139,7 @@ def _check_system(model: Any) -> None:
 
 
 @torch.no_grad()
-def _measured(model: Any, batch: Batch, counterfactuals: bool, transport_tokens: int) -> Measured:
+def _measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> Measured:
     residual, cfg = model.residual, model.cfg.residual
     n_writes, width = len(model.sites) - 1, model.cfg.d_model
     most = min(_BYTES // (8 * n_writes * width), _BYTES // (4 * model.cfg.d_vocab))
@@ -147,19 +147,15 @@ def _measured(model: Any, batch: Batch, counterfactuals: bool, transport_tokens:
     sampled = _evenly(batch.valid, transport_tokens)
     gates = Gates(k_eps=cfg.k_eps, erases=cfg.edit == "delta")
     transports: list[Transport] = []
-    for rows in progress(groups, "reading the gates", len(groups)):
+    for rows in progress(groups, "Reading the gates", len(groups)):
         seen = written(model, batch, rows)
         directions, betas = gates.add(residual, seen)
         if gates.n_broken == 0:
             chosen = _of(sampled, batch, seen)
             _operators(residual, seen, directions[chosen], betas[chosen], chosen, gates, transports)
     effects = None
-    if counterfactuals and gates.n_broken == 0:
-        means = gates.tokens("beta").mean(dim=1)
-        effects = Effects.none(n_writes, len(batch.tokens), gates.erases)
-        steps = (step for rows in groups for step in measure(model, written(model, batch, rows), means, effects))
-        for _ in progress(steps, "running counterfactuals", len(groups) * (n_writes + 1)):
-            pass
+    if others and gates.n_broken == 0:
+        effects = counterfactuals(model, batch, gates.tokens("beta").mean(dim=1), gates.erases)
     return Measured(
         model=model, batch=batch, gates=gates, transports=transports, effects=effects, checks=_checks(model, gates)
     )

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from t2lens.analysis.ddl_audit import Measured, failed_preconditions
-from t2lens.analysis.ddl_counterfactuals import ALL, Effects
+from t2lens.analysis.ddl_counterfactuals import ALL
 from t2lens.analysis.ddl_gates import IDLE
 from t2lens.analysis.ddl_statements import statements
 from t2lens.analysis.finding import Chart, Finding, Value
@@ -213,13 +213,12 @@ class _Data:
         found = self.seen.effects
         if found is None:
             return {}
-        effect, low, high = found.mean_loss()
         over = ("place", "kind")
         return {
-            "loss_effect": (over, effect, _is("change of the loss with the other gate, mean over tokens", "nats")),
-            "loss_low": (over, low, _is("lower end of its 95% interval over sequences (bootstrap)", "nats")),
-            "loss_high": (over, high, _is("upper end of its 95% interval over sequences (bootstrap)", "nats")),
-            "kl": (over, found.mean_kl(), _is("KL(as it is || with the other gate), mean over tokens", "nats")),
+            "loss_effect": (over, found.loss, _is("change of the mean next-token loss with the other gate", "nats")),
+            "loss_low": (over, found.low, _is("lower end of its 95% interval over sequences (bootstrap)", "nats")),
+            "loss_high": (over, found.high, _is("upper end of its 95% interval over sequences (bootstrap)", "nats")),
+            "kl": (over, found.kl, _is("mean KL(as it is || with the other gate), nats per token", "nats")),
             "kind": (("kind",), list(found.kinds), _is("what the gate is replaced with", "")),
         }
 
@@ -230,14 +229,12 @@ class _Data:
             "n_sequences": ((), len(batch.tokens), _is("sequences", "")),
             "n_tokens": ((), int(batch.valid.sum()), _is("tokens, padding left out", "")),
             "n_transport_tokens": ((), sampled, _is("tokens over which the transport was computed", "")),
-            "loss": ((), _base_loss(found), _is("loss of the model as it is, mean over tokens", "nats")),
+            "loss": (
+                (),
+                math.nan if found is None else found.base,
+                _is("loss of the model as it is, mean over tokens", "nats"),
+            ),
         }
-
-
-def _base_loss(found: Effects | None) -> float:
-    if found is None or found.n_losses.sum() == 0:
-        return math.nan
-    return float(found.base.sum() / found.n_losses.sum())
 
 
 def _is(meaning: str, unit: str) -> dict[str, str]:
@@ -339,7 +336,7 @@ def _notes(seen: Measured) -> tuple[str, ...]:
         if model.cfg.residual.compress == "time":
             notes.append("Reads look back in time; the transport is of the state at one token, not of the read.")
     if not model.cfg.causal:
-        notes.append("A bidirectional model has no next-token loss; effects are given as KL alone.")
+        notes.append("A bidirectional model has no next-token loss; effects are given as KL over all tokens.")
     return (*notes, *batch.notices, *(f"Not checked: {each}." for each in seen.checks.skipped))
 
 

@@ -7,7 +7,9 @@
     rescue      (L_none - L_only) / (L_none - L_plain): all routes of the read are taken out, one is put back
 
 The gradient is the first-order estimate of the ablation (Molchanov et al., arXiv 1611.06440; attribution patching): one
-backward pass for all routes. Ablations leave everything before the read as it is and run everything after it anew.
+backward pass for all routes. Where a read is nothing but its mixture and a norm takes its scale out, the estimates of a
+read's routes sum to zero (to the norm's eps): turning the read is seen, losing most of it is not, which is why the
+measured correlation stands beside them. Ablations leave everything before the read as it is and run all after it anew.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from t2lens.analysis.effects_report import LEAST, MEASURES, Values, finding_of
+from t2lens.analysis.effects_report import DAMAGE, LEAST, MEASURES, Values, finding_of
 from t2lens.analysis.finding import Finding
-from t2lens.analysis.inputs import Batch, read_batch, token_id
-from t2lens.analysis.sweep import Cut, Over, point_of, recorded, routes_of, sequences, source_parts, sweep
+from t2lens.analysis.inputs import Batch, check_finite, gradients, read_batch, token_id
+from t2lens.analysis.sweep import Cut, Over, point_of, routes_of, source_parts, sweep
+from t2lens.analysis.variants import recorded, sequences
 from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
 from t2lens.residual import Read
 from t2lens.sublayers.norms import wide
@@ -66,7 +69,8 @@ def measure_effects(
         weight, mass, norm_mass, share, gradient; and without `fast` loss, kl, logit, each also `_renormalised`, rescue,
         rescue_kl, disagreement, and per read damage and damage_kl (all its routes out). spearman(predictor, measure)
         and pearson of the gradient with the loss: over the routes of reads that have more than one. The table begins
-        with the routes in which mass and effect (KL) disagree most.
+        with the routes in which mass and effect (KL) disagree most; effects below the floor of rounding, which the
+        notes state, are ties.
 
     Raises:
         ValueError: over="source" on a system without depth weights; reads that are not there; renormalise=True where
@@ -88,9 +92,11 @@ def measure_effects(
     target = None if token is None else token_id(model, token)
     values, signed = _masses(model, batch, routes, over)
     again, why = _renormalises(renormalise, over, signed)
+    floors: dict[str, float] = dict.fromkeys(MEASURES, LEAST)
     if not fast:
-        values |= _ablations(model, batch, routes, over, target, again)
-    return finding_of(model, batch, routes, over, values, token, why)
+        found, floors = _ablations(model, batch, routes, over, target, again)
+        values |= found
+    return finding_of(model, batch, routes, over, values, floors, token, why)
 
 
 def _over(model: Transformer, over: Over | None) -> Over:
@@ -142,7 +148,8 @@ def _masses(model: Transformer, batch: Batch, routes: dict[Read, tuple[str, ...]
     values: Values = {name: {read: np.zeros(len(routes[read])) for read in routes} for name in names}
     n_valid, n_next, signed = int(batch.valid.sum()), int(batch.predicts.sum()), False
     for one in sequences(batch):
-        record, _ = recorded(model, one)
+        record, logits = recorded(model, one)
+        check_finite(logits, one, "The logits")
         slopes = _slopes(model, one, [point_of(read, over) for read in routes])
         where = one.valid[0]
         for read, weight, lengths, product in _of_reads(model, record, routes, over, slopes):
@@ -191,7 +198,7 @@ def _slopes(model: Transformer, one: Batch, points: Sequence[str]) -> dict[str, 
 
     names = list(dict.fromkeys(points))
     where = one.predicts
-    with torch.enable_grad(), model.hooks([(name, lift) for name in names]):
+    with gradients(model), model.hooks([(name, lift) for name in names]):
         logits = model.forward(one.tokens.clone(), None if one.mask is None else one.mask.clone())
         loss = F.cross_entropy(wide(logits[where]), one.next_tokens[where], reduction="sum")
         found = torch.autograd.grad(loss, [added[name] for name in names], allow_unused=True)
@@ -211,7 +218,9 @@ def _ablations(
     over: Over,
     target: int | None,
     renormalise: bool,
-) -> Values:
+) -> tuple[Values, dict[str, float]]:
+    """What the cuts do, and for each measure the floor below which an effect is rounding: twice what a pass that is
+    taken up again and cuts nothing differs from the plain one by, LEAST at least."""
     cuts: dict[Cut, int] = {}  # each once: with two routes, one alone is the other taken out
 
     def place(read: Read, removed: Sequence[int], again: bool = False) -> int:
@@ -224,8 +233,10 @@ def _ablations(
         filled = [place(read, [i], True) for i in every] if renormalise and len(names) > 1 else []
         alone = [place(read, [j for j in every if j != i]) for i in every]
         where[read] = out, filled, alone, place(read, every)
+    idle = [place(read, ()) for read in {read.site.layer: read for read in routes}.values()]
     found = sweep(model, batch, list(cuts), over, target)
-    arrays = {name: getattr(found, name).cpu().numpy() for name in MEASURES}
+    arrays = {name: found.mean(getattr(found, name)).cpu().numpy() for name in MEASURES}
+    floors = {name: max(LEAST, 2 * float(np.abs(array[idle]).max())) for name, array in arrays.items()}
     values: Values = {name: {} for name in (*MEASURES, *(f"{m}_renormalised" for m in MEASURES))}
     values |= {"rescue": {}, "rescue_kl": {}, "damage": {}, "damage_kl": {}}
     for read, (out, filled, alone, none) in where.items():
@@ -235,6 +246,7 @@ def _ablations(
         for name, measure in (("rescue", "loss"), ("rescue_kl", "kl")):
             damage = arrays[measure][none]
             left = arrays[measure][alone]
-            values[name][read] = (damage - left) / damage if abs(damage) > LEAST else np.full(len(out), np.nan)
+            tells = abs(damage) > max(DAMAGE, floors[measure])
+            values[name][read] = (damage - left) / damage if tells else np.full(len(out), np.nan)
             values["damage" if measure == "loss" else "damage_kl"][read] = np.array(damage)
-    return values
+    return values, floors

@@ -21,7 +21,9 @@ __all__ = ["LEAST", "MEASURES", "Values", "finding_of"]
 
 Values = dict[str, dict[Read, np.ndarray]]  # variable -> read -> [route], or [] of the read as a whole
 
-LEAST = 1e-6  # nats; damage below it is rounding in float32, and a share of it means nothing
+LEAST = 1e-6  # nats (logits): effects below it count as none, so that rounding is not ranked
+DAMAGE = 0.01  # nats; a share of less than that means nothing
+_DIGITS = 6  # decimals of masses that are told apart
 _SAME = 1e-3  # of the largest effect
 _PREDICTORS = ("mass", "share", "gradient")
 MEASURES = ("loss", "kl", "logit")
@@ -57,6 +59,7 @@ def finding_of(
     routes: dict[Read, tuple[str, ...]],
     over: Over,
     values: Values,
+    floors: dict[str, float],
     token: str | int | None,
     why: str,
 ) -> Finding:
@@ -65,7 +68,8 @@ def finding_of(
     fast = "kl" not in values
     effect = "gradient" if fast else "kl"
     flat = {name: _joined(values[name], several) for name in values if name not in _OF_READ}
-    by_mass, by_effect = (_ranked(np.abs(flat[name])) for name in ("mass", effect))
+    told = _told_apart(flat, floors)
+    by_mass, by_effect = (_ranked(np.abs(told[name])) for name in ("mass", effect))
     apart = (by_mass - by_effect) / max(len(by_mass) - 1, 1)
     ends = np.cumsum([0, *(len(routes[read]) for read in several)])
     values = values | {"disagreement": {r: apart[a:b] for r, a, b in zip(several, ends, ends[1:], strict=False)}}
@@ -81,8 +85,9 @@ def finding_of(
             variables[name] = ("read", array, {"meaning": meaning, "unit": unit})
     related = {}
     for p, m in product(_PREDICTORS, () if fast else MEASURES):  # KL has no sign, so that of the gradient is left out
-        related[p, m] = spearman(np.abs(flat[p]) if m == "kl" else flat[p], flat[m])
+        related[p, m] = spearman(np.abs(told[p]) if m == "kl" else told[p], told[m])
     attrs: dict[str, Any] = {"over": over, "fast": fast, "n_routes": len(apart)}
+    attrs |= {f"floor_{name}": floor for name, floor in floors.items()} if not fast else {"floor_gradient": LEAST}
     if not fast:
         grid = np.array([[related[p, m] for m in MEASURES] for p in _PREDICTORS])
         meaning = "Spearman's rank correlation over the routes of reads that have more than one (with KL: of the sizes)"
@@ -125,6 +130,15 @@ def finding_of(
 
 def _joined(of_reads: dict[Read, np.ndarray], reads: list[Read]) -> np.ndarray:
     return np.concatenate([of_reads[read] for read in reads]) if reads else np.zeros(0)
+
+
+def _told_apart(flat: dict[str, np.ndarray], floors: dict[str, float]) -> dict[str, np.ndarray]:
+    """What is ranked: without differences that are rounding."""
+    floors = {**floors, "gradient": LEAST}
+    told = {
+        name: np.where(np.abs(flat[name]) < floor, 0.0, flat[name]) for name, floor in floors.items() if name in flat
+    }
+    return told | {name: np.round(flat[name], _DIGITS) for name in ("mass", "share")}
 
 
 def _ranked(x: np.ndarray) -> np.ndarray:
@@ -170,8 +184,15 @@ def _notes(
         f"Effects are means over {tokens} positions with a next token, of {n} sequence(s); masses over "
         f"{int(batch.valid.sum())} positions; padding is excluded."
     ]
+    notes.append(
+        "Loss, gradient and KL in nats per token; rows in order of how far mass rank and effect rank are apart."
+    )
     if not fast:
         notes += _correlations(data, over)
+        notes.append(
+            f"Effects below {data.attrs['floor_kl']:.1g} nats of KL ({data.attrs['floor_loss']:.1g} of loss) are ties: "
+            "no more than rounding, as measured by a pass that is taken up again and cuts nothing."
+        )
     else:
         notes.append("The gradient is a first-order estimate; without fast the ablations that it estimates are run.")
     lone = [read.name for read in routes if len(routes[read]) == 1]
@@ -187,7 +208,7 @@ def _notes(
             f"Without a route: {what} at every position; all before the read stays, all after it runs anew. The target "
             f"of logit is {followed}.",
             "Rescue: all routes of the read out, one put back with the weight it had; 1 is the plain loss again. Empty "
-            f"where the damage is below {LEAST:g} nats.",
+            f"where the damage of all is below {DAMAGE:g} nats.",
         ]
         notes += _renormalising(data, why)
     notes += caveats(model) if over == "source" else []

@@ -9,7 +9,6 @@ what a source holds and when it was written, so the protocol runs on every syste
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import read_batch
 from t2lens.analysis.statistics import interval_of_mean, spearman
 from t2lens.analysis.sweep import caveats
-from t2lens.analysis.variants import Variant, effects_of, layer_of
+from t2lens.analysis.variants import Change, Variant, effects_of, layer_of
 from t2lens.edits import without
 from t2lens.residual import Read, Source
 from t2lens.residual.hyper_connections import HyperConnected
@@ -148,7 +147,7 @@ def ablate_families(
     if renormalise:  # says at once why it cannot be, on the plain weights
         for reading in readings:
             without(weights[reading.read.name], torch.tensor(False), renormalise=True)
-    effects = effects_of(model, record, batch, list(variants.values()), "Ablating families")
+    effects = effects_of(model, batch, list(variants.values()), what="Ablating families")
     values = _filled(effects, list(variants), cells, seed, level)
     return _finding(model, batch, cells, {"mass": mass, "pairs": pairs, "left": left, **values}, renormalise, level)
 
@@ -195,13 +194,13 @@ def _editable(weights: Tensor, mask: Tensor, renormalise: bool) -> Tensor:
     return some & (not bool(mask.all()))
 
 
-def _ablation(mask: Tensor, renormalise: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    def edit(weights: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+def _ablation(mask: Tensor, renormalise: bool) -> Change:
+    def change(weights: Tensor) -> Tensor:
         there = mask.to(weights.device)
         left = without(weights, there.expand_as(weights), renormalise=renormalise)
         return torch.where(_editable(weights, mask, renormalise).unsqueeze(-1), left, weights)
 
-    return edit
+    return change
 
 
 def _filled(

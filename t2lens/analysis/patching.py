@@ -7,7 +7,7 @@ Nanda, arXiv 2309.16042). The places here are those of the depth axis: atoms, re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,10 +17,11 @@ import xarray as xr
 from torch import Tensor
 
 from t2lens.analysis.finding import Chart, Finding
-from t2lens.analysis.inputs import Batch, read_batch
+from t2lens.analysis.inputs import Batch, check_finite, gradients, read_batch, token_id
 from t2lens.analysis.places import Alignment, Grid, Place, align, grid_of
+from t2lens.analysis.progress import progress
 from t2lens.analysis.statistics import pearson, spearman
-from t2lens.analysis.variants import Variant, layer_of, run_variants
+from t2lens.analysis.variants import Change, Variant, layer_of, run_variants
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -109,12 +110,15 @@ def _setting(
 
     with torch.no_grad():
         with model.hooks(fwd_hooks=[(name, keep) for name in grid.hooks]):
-            logits = model(clean.tokens)
-        logits = logits[:, position].double(), model(corrupted.tokens)[:, position].double()
+            both = [model(clean.tokens)]
+        both.append(model(corrupted.tokens))
+        for batch, found in zip((clean, corrupted), both, strict=True):
+            check_finite(found, batch, "The logits")
+        logits = [found[:, position].double() for found in both]
         reference = logits[0][0].log_softmax(dim=-1)
         best = logits[0][0].topk(2).indices.tolist()
-        right = best[0] if answer is None else _token(model, answer, "answer")
-        rival = int(logits[1][0].argmax()) if wrong is None else _token(model, wrong, "wrong")
+        right = best[0] if answer is None else token_id(model, answer)
+        rival = int(logits[1][0].argmax()) if wrong is None else token_id(model, wrong)
         if wrong is None and rival == right:
             rival = best[1] if best[0] == right else best[0]
         ends = [float(_measure(x, metric, right, rival, reference)) for x in logits[::-1]]
@@ -139,14 +143,6 @@ def _one(model: Transformer, prompt: Any, which: str) -> Batch:
     if len(batch.tokens) > 1:
         raise ValueError(f"Patching is between two prompts; the {which} holds {len(batch.tokens)} sequences.")
     return batch
-
-
-def _token(model: Transformer, token: str | int, name: str) -> int:
-    if isinstance(token, str):
-        return model.to_single_token(token)
-    if not 0 <= token < model.cfg.d_vocab:
-        raise ValueError(f"{name}={token} is outside the vocabulary 0..{model.cfg.d_vocab - 1}.")
-    return token
 
 
 @torch.no_grad()
@@ -221,14 +217,14 @@ def _patched(setting: _Setting, positions: str) -> np.ndarray:
             variants.append(Variant(layer=layer_of(setting.model, place.hook), edits={place.hook: edit}))
             slots.append((*place.at, group[0][1]) if positions == "each" else place.at)
     record = setting.model.record(setting.corrupted.tokens)
-    for which, _, logits in run_variants(setting.model, record, variants, "Patching"):
+    for which, logits in progress(run_variants(setting.model, record, variants), "Patching"):
         for i, value in zip(which.tolist(), setting.measure(logits).tolist(), strict=True):
             values[slots[i]] = value
     return values
 
 
-def _patch(place: Place, clean: Tensor, pairs: Sequence[tuple[int, int]]) -> Callable[[Tensor, Tensor], Tensor]:
-    def edit(x: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+def _patch(place: Place, clean: Tensor, pairs: Sequence[tuple[int, int]]) -> Change:
+    def change(x: Tensor) -> Tensor:
         x = x.clone()
         for a, b in pairs:
             if place.part is None:
@@ -237,7 +233,7 @@ def _patch(place: Place, clean: Tensor, pairs: Sequence[tuple[int, int]]) -> Cal
                 x[:, b, place.part] = clean[a, place.part]
         return x
 
-    return edit
+    return change
 
 
 def attribution_patching(
@@ -290,7 +286,6 @@ def attribution_patching(
     return _finding(setting, what, "each", values)
 
 
-@torch.enable_grad()
 def _estimated(setting: _Setting) -> np.ndarray:
     """[*grid, pos]"""
     grid, width = setting.grid, setting.corrupted.tokens.shape[1]
@@ -303,10 +298,11 @@ def _estimated(setting: _Setting) -> np.ndarray:
         return x
 
     # the embedding too, so that what is made of it has a gradient where parameters are frozen
-    with setting.model.hooks(fwd_hooks=[(name, watch) for name in dict.fromkeys(("hook_embed", *grid.hooks))]):
+    hooks = [(name, watch) for name in dict.fromkeys(("hook_embed", *grid.hooks))]
+    with gradients(setting.model), setting.model.hooks(fwd_hooks=hooks):
         metric = setting.measure(setting.model(setting.corrupted.tokens))
-    wanted = [seen[name] for name in grid.hooks]
-    found = torch.autograd.grad(metric.sum(), wanted, allow_unused=True)
+        wanted = [seen[name] for name in grid.hooks]
+        found = torch.autograd.grad(metric.sum(), wanted, allow_unused=True)
     grads = {
         name: torch.zeros_like(x) if grad is None else grad
         for name, x, grad in zip(grid.hooks, wanted, found, strict=True)

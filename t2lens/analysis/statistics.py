@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["interval_of_mean", "pearson", "ranks", "spearman"]
+__all__ = ["draws_of", "interval_of_mean", "pearson", "ranks", "spearman"]
 
 _DRAWS = 1000
 
@@ -34,11 +34,21 @@ def interval_of_mean(
     if len(counts) < 2:
         nothing = np.full(sums.shape[:-1], np.nan)
         return nothing, nothing.copy()
-    drawn = np.random.default_rng(seed).integers(len(counts), size=(draws, len(counts)))
-    times = np.stack([np.bincount(row, minlength=len(counts)) for row in drawn])  # [draws, B]
+    times = draws_of(len(counts), draws, seed)
     means = (sums @ times.T) / (times @ counts)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=-1)
     return low, high
+
+
+def draws_of(n: int, draws: int, seed: int) -> np.ndarray:
+    """[draws, n]: how often each of n sequences is drawn, n with replacement.
+
+    Example:
+        >>> draws_of(3, 2, seed=0).sum(axis=1).tolist()
+        [3, 3]
+    """
+    drawn = np.random.default_rng(seed).integers(n, size=(draws, n))
+    return np.stack([np.bincount(row, minlength=n) for row in drawn])
 
 
 def pearson(x: Any, y: Any) -> float:

@@ -7,7 +7,7 @@ tells neither redundancy nor asymmetry. The similarities stand beside the causal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import read_batch
 from t2lens.analysis.statistics import interval_of_mean, spearman
-from t2lens.analysis.variants import Variant, effects_of, layer_of
+from t2lens.analysis.variants import Change, Variant, effects_of, layer_of
 from t2lens.residual.hyper_connections import HyperConnected
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def ablate_streams(
         carried[hook.name] = x
 
     with model.hooks(fwd_hooks=[(name, keep) for name in boundaries.values()]):
-        record = model.record(batch.tokens, batch.mask)
+        model(batch.tokens, batch.mask)
     n = next(iter(carried.values())).shape[-2]
     shape = (len(boundaries), n, n)
     similar = np.zeros(shape)
@@ -117,7 +117,7 @@ def ablate_streams(
         for plan, edit in _edits(n, fill):
             plans.append((b, *plan))
             variants.append(Variant(layer=layer_of(model, name), edits={name: edit}))
-    effects = effects_of(model, record, batch, variants, "Ablating streams")
+    effects = effects_of(model, batch, variants, what="Ablating streams")
     change = effects.mean(effects.loss).cpu().numpy()
     low, high = interval_of_mean(effects.loss.cpu(), effects.counts.cpu(), seed=seed, level=level)
     values: dict[str, np.ndarray] = {
@@ -140,17 +140,17 @@ def ablate_streams(
     return _finding(model, batch, tuple(boundaries), values | {"cosine": similar, "norm": norm}, by, level)
 
 
-def _edits(n: int, fill: Tensor) -> Iterator[tuple[tuple[str, int, int], Callable[[Tensor, Tensor], Tensor]]]:
+def _edits(n: int, fill: Tensor) -> Iterator[tuple[tuple[str, int, int], Change]]:
     """((what, i, j), edit of the streams [R, pos, stream, D]) of everything that is done at one boundary."""
 
-    def put(targets: tuple[int, ...], source: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-        def edit(x: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+    def put(targets: tuple[int, ...], source: int | None) -> Change:
+        def change(x: Tensor) -> Tensor:
             x = x.clone()
             for i in targets:
                 x[:, :, i] = fill[i].to(x.dtype) if source is None else x[:, :, source]
             return x
 
-        return edit
+        return change
 
     for i in range(n):
         yield ("ablated", i, i), put((i,), None)

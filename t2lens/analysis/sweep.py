@@ -7,21 +7,19 @@ block are rows of a pass that is taken up there (`Transformer.resume`); everythi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from t2lens.analysis.progress import progress
-from t2lens.analysis.variants import Edit, Variant, run_variants
+from t2lens.analysis.variants import Change, Effects, Variant, effects_of
 from t2lens.edits import without
 from t2lens.mixing import ForwardRecord, Resume, contributions_by_read
 from t2lens.residual import Read, ResidualSystem, by_way
 from t2lens.residual.dca import DeepCrossAttention
 from t2lens.sublayers import Places
-from t2lens.sublayers.norms import wide
 
 if TYPE_CHECKING:
     from t2lens.analysis.inputs import Batch
@@ -30,12 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Cut",
     "Over",
-    "Shifts",
     "caveats",
     "point_of",
-    "recorded",
     "routes_of",
-    "sequences",
     "source_parts",
     "sweep",
 ]
@@ -50,18 +45,6 @@ class Cut:
     read: Read
     removed: tuple[int, ...]
     renormalise: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shifts:
-    """What cuts do, each against the plain pass, mean over the positions with a next token: float64 [cut].
-
-    loss: change of the next-token loss in nats. kl: KL(plain || cut) in nats. logit: change of the target's logit.
-    """
-
-    loss: Tensor
-    kl: Tensor
-    logit: Tensor
 
 
 def point_of(read: Read, over: Over) -> str:
@@ -98,23 +81,6 @@ def caveats(model: Transformer) -> list[str]:
             "The mixture that a block begins with is also what it carries on, so its ablation reaches later reads too."
         )
     return out
-
-
-def sequences(batch: Batch) -> Iterator[Batch]:
-    """Each sequence by itself, without the padding before and after it."""
-    for tokens, valid, strings in zip(batch.tokens, batch.valid, batch.strings, strict=True):
-        there = valid.nonzero().flatten()
-        span = slice(int(there[0]), int(there[-1]) + 1)
-        mask = None if bool(valid[span].all()) else valid[None, span]
-        yield replace(batch, tokens=tokens[None, span], mask=mask, strings=(strings[span],))
-
-
-@torch.no_grad()
-def recorded(model: Transformer, batch: Batch) -> tuple[ForwardRecord, Tensor]:
-    """The plain pass: its record and its logits."""
-    record = ForwardRecord()
-    logits = model.forward(batch.tokens, batch.mask, record=record)
-    return record, logits
 
 
 @torch.no_grad()
@@ -156,67 +122,26 @@ def _layer(model: Transformer, read: Read) -> int:
     return model.cfg.n_layers if read.site.layer is None else read.site.layer
 
 
-@torch.no_grad()
-def sweep(model: Transformer, batch: Batch, cuts: Sequence[Cut], over: Over, token: int | None = None) -> Shifts:
+def sweep(model: Transformer, batch: Batch, cuts: Sequence[Cut], over: Over, token: int | None = None) -> Effects:
     """Carry out every cut on every sequence. token: whose logit is followed (None: that of the true next token)."""
-    sums = torch.zeros(3, len(cuts), dtype=torch.float64, device=batch.tokens.device)
     by_layer: dict[int, list[int]] = {}
     for i, cut in enumerate(cuts):
         by_layer.setdefault(_layer(model, cut.read), []).append(i)
-    count = 0
 
-    def passes() -> Iterator[None]:
-        nonlocal count
-        for one in sequences(batch):
-            record, logits = recorded(model, one)
-            plain = _Plain(one, logits, token)
-            count += plain.count
-            for layer, edits in _edits_by_layer(model, record, over):
-                mine = by_layer.get(layer, [])
-                variants = [Variant(layer=layer, edits=_edits_of(cuts[i], over, edits)) for i in mine]
-                at = torch.tensor(mine, dtype=torch.long, device=sums.device)
-                for which, _, changed in run_variants(model, record, variants, None):
-                    sums[:, at[which]] += plain.shifts(changed)
-                yield
+    def variants(record: ForwardRecord) -> Iterator[dict[int, Variant]]:
+        for layer, removers in _removers_by_layer(model, record, over):
+            mine = by_layer.get(layer, [])
+            yield {i: Variant(layer=layer, edits=_edits_of(cuts[i], over, removers)) for i in mine}
 
-    for _ in progress(passes(), "Cutting routes", total=len(batch.tokens) * (model.cfg.n_layers + 1)):
-        pass
-    loss, kl, logit = sums / max(count, 1)
-    return Shifts(loss=loss, kl=kl, logit=logit)
-
-
-class _Plain:
-    """The plain pass over one sequence, which others are compared with."""
-
-    def __init__(self, one: Batch, logits: Tensor, token: int | None) -> None:
-        where = one.predicts[0]
-        self.where, self.count = where, int(where.sum())
-        self.logits = wide(logits)[:, where]  # [1, P, V]
-        self.logprob = self.logits.log_softmax(dim=-1)
-        self.p = self.logprob[0].exp()
-        self.next = one.next_tokens[:, where].unsqueeze(-1)
-        self.followed = self.next if token is None else torch.full_like(self.next, token)
-
-    def shifts(self, logits: Tensor) -> Tensor:
-        """[3, R] float64: change of loss, KL and change of the followed logit, summed over positions.
-
-        All three are made of the differences d of logits, so that small effects are not lost in rounding: with
-        z = log sum p e^d, the loss changes by z - d[next], and KL(p || q) = z - sum p d.
-        """
-        here = wide(logits) if bool(self.where.all()) else wide(logits)[:, self.where]
-        d = here - self.logits
-        z = (self.logprob + d).logsumexp(dim=-1)
-        at_next, followed = (d.gather(-1, ids.expand(len(d), -1, -1)).squeeze(-1) for ids in (self.next, self.followed))
-        kl = (z - torch.einsum("rtv,tv->rt", d, self.p)).clamp(min=0)
-        return torch.stack([x.double().sum(dim=-1) for x in (z - at_next, kl, followed)])
+    return effects_of(model, batch, variants, len(cuts), token=token, what="Cutting routes")
 
 
 # --- from cuts to edits at hook points -------------------------------------------------------------------------------
 
-_Remove = Callable[[Cut], Edit]
+_Remove = Callable[[Cut], Change]
 
 
-def _edits_by_layer(
+def _removers_by_layer(
     model: Transformer, record: ForwardRecord, over: Over
 ) -> Iterator[tuple[int, Mapping[Read, _Remove]]]:
     """Block by block (the readout is one more): how routes are taken out of each of its reads."""
@@ -229,33 +154,33 @@ def _edits_by_layer(
         yield layer, {read: _contribution_remover(share[: read.site.seen + 1]) for read, share in group}
 
 
-def _edits_of(cut: Cut, over: Over, removers: Mapping[Read, _Remove]) -> dict[str, Edit]:
+def _edits_of(cut: Cut, over: Over, removers: Mapping[Read, _Remove]) -> dict[str, Change]:
     remove = _weight_remover if over == "source" else removers[cut.read]
     return {point_of(cut.read, over): remove(cut)}
 
 
-def _weight_remover(cut: Cut) -> Edit:
-    def edit(weights: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+def _weight_remover(cut: Cut) -> Change:
+    def change(weights: Tensor) -> Tensor:
         mask = torch.zeros(weights.shape[-1], dtype=torch.bool, device=weights.device)
         mask[list(cut.removed)] = True
         return without(weights, mask, renormalise=cut.renormalise)
 
-    return edit
+    return change
 
 
 def _contribution_remover(share: Tensor) -> _Remove:
-    """Subtracts contributions [A, B, T, D] of the plain pass, which are exact: nothing before the read has changed."""
+    """Subtracts contributions [A, 1, T, D] of the plain pass, which are exact: nothing before the read has changed."""
 
-    def remove(cut: Cut) -> Edit:
+    def remove(cut: Cut) -> Change:
         removed = list(cut.removed)
         kept = [i for i in range(len(share)) if i not in cut.removed]
 
-        def edit(x: Tensor, rows: Tensor) -> Tensor:
+        def change(x: Tensor) -> Tensor:
             # the sum of fewer is more exact; what is left of all of them is nothing
             if len(kept) < len(removed):
-                return share[kept][:, rows].sum(dim=0).to(x.dtype)
-            return x - share[removed][:, rows].sum(dim=0).to(x.dtype)
+                return share[kept].sum(dim=0).to(x.dtype)
+            return x - share[removed].sum(dim=0).to(x.dtype)
 
-        return edit
+        return change
 
     return remove

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from t2lens.analysis.inputs import Batch
+from t2lens.analysis.inputs import Batch, check_finite
 from t2lens.analysis.progress import progress
 from t2lens.mixing import mixing_by_read
 from t2lens.tracing import depth_weights
@@ -59,8 +59,10 @@ def collect(model: Transformer, tokens: Tensor, batch: Batch, over: Over) -> Wei
     starts = range(0, len(tokens), size)
     for start in progress(starts, "Reading texts", total=len(starts)):
         ids, valid = tokens[start : start + size], batch.valid[start : start + size]
-        record = model.record(ids, None if batch.mask is None else valid)
+        part = replace(batch, tokens=ids, mask=None if batch.mask is None else valid)
+        record = model.record(ids, part.mask)
         for name, weights in _by_read(model, record, over):
+            check_finite(weights, part, f"The weights of {name}")
             found.setdefault(name, []).append(weights[valid].double().cpu().numpy())
     columns = {}
     for read in model.reads:

@@ -167,7 +167,7 @@ def test_a_bad_alignment_is_one_sentence(given: Any, words: str) -> None:
         ({"other": None}, "needs a second prompt"),
         ({"other": [[1, 2, 3, 4], [1, 2, 3, 4]]}, "the second holds 2 sequences"),
         ({"position": 4}, "has no position 4"),
-        ({"answer": 50}, "answer=50 is outside the vocabulary"),
+        ({"answer": 50}, "Token id 50 is outside the vocabulary"),
         ({"what": "depth_weight"}, "no depth weights to patch"),
     ],
 )
