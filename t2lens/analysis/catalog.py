@@ -35,8 +35,8 @@ class Analysis:
     """An analysis: `t2lens analyze KEY TEXT`, and a page entry of the dashboard.
 
     group: the page of the dashboard it stands on. what: one sentence. function: "module:name". texts: whether it runs
-    on many texts (then the bundled sample is its default input). systems: kinds of residual systems it is for (empty:
-    all); what it cannot do on a model it refuses in a sentence when it runs.
+    on many texts; then so many bundled `passages` are its default input. systems: kinds of residual systems it is for
+    (empty: all); what it cannot do on a model it refuses in a sentence when it runs.
     """
 
     key: str
@@ -46,6 +46,7 @@ class Analysis:
     function: str
     options: tuple[Option, ...] = ()
     texts: bool = False
+    passages: int = 32
     systems: tuple[str, ...] = ()
 
     def run(self, model: Any, input: Any, **options: Any) -> Any:
@@ -153,6 +154,18 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="statistics",
+        title="Statistics over texts",
+        group="routes",
+        what="Mean, spread, quantiles of every depth weight, gate and norm over all tokens, and what they follow.",
+        function="t2lens.store.statistics:statistics",
+        texts=True,
+        options=(
+            Option(name="what", kind="word", help="Other tensors than depth weights, gates and norms: a name or glob."),
+            Option(name="n_tokens", kind="count", help="How many frequent tokens have means of their own.", default=20),
+        ),
+    ),
+    Analysis(
         key="paths",
         title="Paths through depth",
         group="attribution",
@@ -221,6 +234,7 @@ ANALYSES: tuple[Analysis, ...] = (
             Option(name="fast", kind="flag", help="The gradient's estimate, without ablations.", default=False),
         ),
         texts=True,
+        passages=8,
     ),
     Analysis(
         key="families",
@@ -230,6 +244,7 @@ ANALYSES: tuple[Analysis, ...] = (
         function="t2lens.analysis.families:ablate_families",
         options=(_SEED,),
         texts=True,
+        passages=8,
     ),
     Analysis(
         key="streams",
@@ -248,6 +263,7 @@ ANALYSES: tuple[Analysis, ...] = (
             _SEED,
         ),
         texts=True,
+        passages=8,
         systems=("hyper-connections",),
     ),
     Analysis(

@@ -13,9 +13,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 if TYPE_CHECKING:
     from t2lens.store.reader import Store, Stored
 
-__all__ = ["Batches", "row_axis"]
+__all__ = ["POSITIONS", "Batches", "row_axis"]
 
-_POSITIONS = ("pos", "query_pos")
+POSITIONS = ("pos", "query_pos")
 _BUFFER = 256 * 2**20  # bytes that are mixed by default
 _PIECES = 8  # that a full buffer holds at least
 _LABELS = ("token", "sequence", "pos", "document")
@@ -207,7 +207,7 @@ def _index(which: Any) -> Any:
 def row_axis(stored: Stored, n_pos: int) -> int:
     """The axis of all positions, 0 where there is none."""
     axes = enumerate(zip(stored.axes, stored.shape[1:], strict=True), start=1)
-    return next((i for i, (word, n) in axes if word in _POSITIONS and n == n_pos), 0)
+    return next((i for i, (word, n) in axes if word in POSITIONS and n == n_pos), 0)
 
 
 def _plain(x: Tensor) -> Tensor:

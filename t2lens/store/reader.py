@@ -65,6 +65,10 @@ class Store(Mapping[str, "Stored"]):
         self.missing = tuple(shard for shard in range(self.plan.n_shards) if shard not in self._records)
         if not self._records:
             raise ValueError(f"The run {path} has no finished shard yet; t2lens capture makes them.")
+        in_order = [key for want in self.plan.what for key in (want, f"{want}|index") if key in self.plan.tensors]
+        self._keys = list(
+            dict.fromkeys((*in_order, *self.plan.tensors))
+        )  # in the order of the model; plan.json is sorted by name
         self._offsets: dict[int, dict[str, int]] = {}
         self._stored: dict[str, Stored] = {}
 
@@ -83,7 +87,7 @@ class Store(Mapping[str, "Stored"]):
         return np.concatenate([np.asarray(self.plan.rows(shard)) for shard in sorted(self._records)])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.plan.tensors)
+        return iter(self._keys)
 
     def __len__(self) -> int:
         return len(self.plan.tensors)

@@ -22,7 +22,7 @@ from t2lens.files import new_folder
 if TYPE_CHECKING:
     from t2lens.store.reader import Store
 
-__all__ = ["export", "to_xarray"]
+__all__ = ["export", "to_xarray", "union"]
 
 _READ = 64 * 2**20  # bytes of an export that are in memory at a time
 
@@ -85,7 +85,7 @@ def to_xarray(store: Store, keys: str | Sequence[str] | None = None, sequences: 
     every = store.sequences if isinstance(sequences, slice) and sequences == slice(None) else None
     rows = np.arange(store.plan.n_sequences)[sequences] if every is None else every
     rows = np.atleast_1d(rows)
-    sources = _union([store.about(key).get("labels", {}).get("source", []) for key in keys])
+    sources = union([store.about(key).get("labels", {}).get("source", []) for key in keys])
     variables: dict[str, xr.Variable] = {}
     coords: dict[str, Any] = {"sequence": rows, "pos": np.arange(store.plan.n_pos)}
     sizes = {"sequence": len(rows), "pos": store.plan.n_pos}
@@ -100,7 +100,7 @@ def to_xarray(store: Store, keys: str | Sequence[str] | None = None, sequences: 
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
-def _union(orders: list[list[str]]) -> list[str]:
+def union(orders: list[list[str]]) -> list[str]:
     """Every name once; later reads add to what earlier ones see."""
     return list(dict.fromkeys(name for order in sorted(orders, key=len, reverse=True) for name in order))
 

@@ -16,6 +16,7 @@ import torch
 
 import t2lens
 from t2lens.store import Store, collect
+from t2lens.store.wants import read_wants
 from t2lens.zoo.text import sample_texts
 from tests.store.servers import served
 
@@ -283,6 +284,12 @@ def test_a_run_of_bare_ids_has_ids_for_strings(tmp_path: Path) -> None:
     assert store.token_strings([[3, 4]]).tolist() == [["3", "4"]]
     assert store.document_of(1, [1, 2]).tolist() == [0, 1]
     assert not (store._files.root and (Path(store._files.root) / "vocabulary.json").exists())
+
+
+def test_keys_come_in_the_order_of_the_model(run: Path, model) -> None:
+    keys = [key for key in Store(run) if not key.endswith("|index")]
+    assert keys == [want.key for want in read_wants(model, WHAT)]
+    assert keys != sorted(keys)
 
 
 def test_the_plan_says_what_axes_are(run: Path) -> None:
