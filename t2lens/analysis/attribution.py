@@ -51,6 +51,9 @@ __all__ = ["attribute_logits", "attribute_loss"]
 _NODES = (16, 32, 64, 128, 256, 512, 1024)
 _CLOSE = 1e-12  # change of a share, relative to the logits, at which more nodes are of no use
 _ENTRIES = 2**22  # numbers of one float64 tensor [positions, vocab]
+_ABOVE = (
+    "A constant added to all logits changes no prediction: above mean token is the share less its mean over all tokens."
+)
 _BUDGET = 2**26  # numbers of the larger tensors of one pass
 
 
@@ -145,10 +148,13 @@ def attribute_logits(
     put(data, "logit", own, per_sequence(logit, batch), "the model's logit, or difference of logits", "logit")
     put(data, "error", own, per_sequence(error, batch), "the sum of shares less the logit", "logit")
 
-    lines = [(part.name, s, a) for part, s, a in zip(parts, shares, aboves, strict=True)]
-    lines = sorted(lines[:-1], key=lambda line: -abs(float(line[1].mean()))) + (lines[-1:] if bool(bias.any()) else [])
-    lines += [("sum of the above", shares.sum(dim=0), aboves.sum(dim=0)), ("logit of the model", logit, logit_above)]
-    spread = [("spread over sequences", [float(s.std()) for _, s, _ in lines])] if own else []
+    lines = [(part.name, s, a) for part, s, a in zip(parts, shares, aboves, strict=True) if part.atom or bias.any()]
+    lines = [("logit of the model", logit, logit_above), *sorted(lines, key=lambda line: -abs(float(line[1].mean())))]
+    columns: dict[str, list[float]] = {"mean share" if own else "share": [float(s.mean()) for _, s, _ in lines]}
+    if other is None:  # else the same numbers
+        columns["above mean token"] = [float(a.mean()) for _, _, a in lines]
+    if own:
+        columns["spread over sequences"] = [float(s.std()) for _, s, _ in lines]
     what = f"Logit of {told['target'][0]!r}" if len(set(told["target"])) == 1 else "Logits of the chosen tokens"
     if other is not None:
         what += f" against {told['against'][0]!r}" if len(set(told["against"])) == 1 else " against others"
@@ -156,16 +162,12 @@ def attribute_logits(
     return Finding(
         title=f"{what} {where}, by {by}",
         dataset=data,
-        columns=("part", "mean share" if own else "share", "above mean token", *(name for name, _ in spread)),
-        rows=tuple(
-            (name, float(s.mean()), float(a.mean()), *(each[i] for _, each in spread))
-            for i, (name, s, a) in enumerate(lines)
-        ),
+        columns=("part", *columns),
+        rows=tuple((name, *(each[i] for each in columns.values())) for i, (name, _, _) in enumerate(lines)),
         notes=(
             f"Shares, in logits, sum to the logit (error {float(error.abs().max()):.1e}).",
             "Norm scale and gates are as recorded: exact arithmetic on this input, not the effect of an ablation.",
-            "A constant added to all logits changes no prediction: above mean token is the share less its mean over "
-            "all tokens.",
+            *([_ABOVE] if other is None else []),
             *run.notes(),
             *batch.notices,
         ),
@@ -243,14 +245,13 @@ def attribute_loss(
         losses.append(torch.where(where, some.losses(run.logits), torch.nan))
     share, loss, uniform = torch.cat(tables, dim=1), torch.cat(losses), log(cfg.d_vocab)
     error = share.sum(dim=0) + uniform - loss
-    lines: list[tuple[str, Tensor]] = [(part.name, each) for part, each in zip(parts, share, strict=True)]
     known = batch.predicts
     count = int(known.sum())
     mean, spread = share[:, known].mean(dim=-1), _spread(share[:, known])
+    with_bias = bool(model.logit_bias.any())
+    lines = [(part.name, each) for part, each in zip(parts, share, strict=True) if part.atom or with_bias]
     lines.sort(key=lambda line: -abs(float(line[1][known].mean())))
-    lines = [line for line in lines if line[0] != "bias" or bool(model.logit_bias.any())]
-    lines += [("log V (uniform prediction)", torch.full_like(loss, uniform))]
-    lines += [("sum of the above", share.sum(dim=0) + uniform), ("loss of the model", loss)]
+    lines[:0] = [("loss of the model", loss), ("log V (uniform prediction)", torch.full_like(loss, uniform))]
 
     axes = token_axes(batch)
     data = xr.Dataset(coords={**Part.coords(parts), **token_coords(batch)})

@@ -33,7 +33,7 @@ from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.layout import put, token_coords
 from t2lens.analysis.progress import progress
 from t2lens.analysis.sizes import WATCHED, Size, sequence_sizes, size_of
-from t2lens.mixing import Step, walk
+from t2lens.mixing import Step, contributions_by_read, walk
 from t2lens.residual import Read, Site
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Flow:
         t = torch.arange(self.n_pos)
         # atoms of one position in n_lags at a time: then every read sees at most one of them, and which is known
         for kept in progress(range(n_lags), "Dividing reads over depth", total=n_lags):
-            for read, parts in _contributions(self.frozen, t % n_lags == kept):
+            for read, parts in _contributions(self.frozen, None if n_lags == 1 else t % n_lags == kept):
                 if read.name in wanted:
                     size = size_of(parts, record.reads[read.name], self.by)[:, 0]  # [A, T]
                     found[read.name][:, (t - kept) % n_lags, t] = size.double().cpu()
@@ -175,8 +175,11 @@ class _Flow:
 
 
 @torch.no_grad()
-def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, Tensor]]:
-    """For every read: contributions [A, B, T, D] of what was written at the positions `where` [T]."""
+def _contributions(frozen: Frozen, where: Tensor | None) -> Iterator[tuple[Read, Tensor]]:
+    """For every read: contributions [A, B, T, D] of what was written at the positions `where` [T] (None: anywhere)."""
+    if where is None:
+        yield from contributions_by_read(frozen.model.residual, frozen.record, frozen.form)
+        return
     n_atoms = len(frozen.atoms)
 
     def slot(atom: Tensor, i: int) -> Tensor:

@@ -58,7 +58,7 @@ class Frozen:
     def __init__(
         self, model: Transformer, tokens: Tensor, mask: Tensor | None = None, *, form: str = "additive", watch: Any = ()
     ) -> None:
-        self.model = model
+        self.model, self.form = model, form
         self.code = model.residual.linear_form(form)
         self.leaves: dict[str, Tensor] = {}
         self.outs: dict[int, Tensor] = {}
@@ -122,7 +122,7 @@ class Frozen:
         sites = [site]
         if site.layer and site.kind in self.record.first_values:
             sites.append(next(first for first in self.model.sites if first.kind == site.kind))
-        names = [Read(each, way).name for each in sites for way in self.model.residual.ways(each)]
+        names = [value_read(self.model.residual, each).name for each in sites]  # others act through what is held
         return {name: self.leaves[name] for name in names if name in self.leaves}
 
     def to_reads(self, site: Site, g: Tensor) -> dict[str, Tensor]:

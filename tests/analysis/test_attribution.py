@@ -127,7 +127,8 @@ def test_shares_of_a_known_network():
     said = dict(zip(finding["part"].values.tolist(), finding["share"].values.tolist(), strict=True))
     expected = {"embed": 4.0, "0.attn.h0": 0.0, "0.attn.h1": 2.0, "0.attn.bias": 0.25, "0.mlp": 0.0, "bias": 0.5}
     assert said == pytest.approx(expected, abs=1e-12)
-    assert finding.rows[0][0] == "embed" and finding.rows[-1][:2] == ("logit of the model", 6.75)
+    assert [row[:2] for row in finding.rows[:2]] == [("logit of the model", 6.75), ("embed", 4.0)]
+    assert attribute_logits(model, [0, 3], token=3, against=1).columns == ("part", "share")
     above = dict(zip(finding["part"].values.tolist(), finding["share_above_mean"].values.tolist(), strict=True))
     assert above["embed"] == pytest.approx(3.0) and above["bias"] == pytest.approx(0.375)
     wanted = attribute_logits(model, [0, 3])
@@ -205,22 +206,20 @@ def test_a_batch_equals_its_sequences_and_positions_count_real_tokens():
     assert row[1] == pytest.approx(share[i].mean()) and row[3] == pytest.approx(share[i].std(ddof=1))
 
 
-def test_the_table_is_sorted_and_sums():
-    model = tiny("standard", 8)
-    finding = attribute_logits(model, random_tokens(8)[0])
-    *parts, bias, total, logit = finding.rows
-    sizes = [abs(row[1]) for row in parts]
-    assert sizes == sorted(sizes, reverse=True) and bias[0] == "bias"
-    for column in (1, 2):
-        assert sum(row[column] for row in (*parts, bias)) == pytest.approx(total[column], abs=TIGHT)
-        assert total[column] == pytest.approx(logit[column], abs=TIGHT)
-    losses = attribute_loss(model, random_tokens(8))
-    *parts, uniform, total, loss = losses.rows
-    assert [abs(row[1]) for row in parts] == sorted((abs(row[1]) for row in parts), reverse=True)
-    assert sum(row[1] for row in (*parts, uniform)) == pytest.approx(total[1], abs=TIGHT)
-    assert total[1:] == pytest.approx(loss[1:], abs=TIGHT)
-    with torch.no_grad():
-        assert loss[1] == pytest.approx(float(model(random_tokens(8), return_type="loss")), abs=1e-6)
+def test_the_table_begins_with_the_whole_and_its_parts_are_sorted_and_sum_to_it():
+    model, biased = tiny("standard", 8), tiny("standard", 8, head_bias=True)
+    for one, n_parts in ((model, len(model.atoms)), (biased, len(model.atoms) + 1)):
+        logit, *parts = attribute_logits(one, random_tokens(8)[0]).rows
+        sizes = [abs(row[1]) for row in parts]
+        assert sizes == sorted(sizes, reverse=True) and len(parts) == n_parts  # no row for a bias that is not there
+        for column in (1, 2):
+            assert sum(row[column] for row in parts) == pytest.approx(logit[column], abs=TIGHT)
+        loss, uniform, *parts = attribute_loss(one, random_tokens(8)).rows
+        assert [abs(row[1]) for row in parts] == sorted((abs(row[1]) for row in parts), reverse=True)
+        assert len(parts) == n_parts
+        assert sum(row[1] for row in (*parts, uniform)) == pytest.approx(loss[1], abs=TIGHT)
+        with torch.no_grad():
+            assert loss[1] == pytest.approx(float(one(random_tokens(8), return_type="loss")), abs=1e-6)
 
 
 def test_transformer_lens_agrees_where_the_stream_is_a_sum():
@@ -261,7 +260,7 @@ def test_half_precision_is_finite_and_its_error_is_stated(system, dtype):
         assert np.isfinite(finding["error"].values[..., 0]).all()
         assert not np.isinf(finding["share"].values).any()
         assert float(abs(finding["error"]).max()) < {torch.float32: 1e-5}.get(dtype, 0.1)
-        assert any("here to" in note for note in finding.notes)
+        assert any("(error " in note for note in finding.notes)
 
 
 def test_what_cannot_be_attributed_is_refused_in_a_sentence():

@@ -232,6 +232,8 @@ def test_parallel_blocks_bidirectional_models_and_ways():
     heads = BucketAttention(n_heads=2, n_kv_heads=2, d_head=8, causal=False, output="gated")
     both = rollout(tiny("elc-normalized", 3, attention=heads), random_tokens(3)[:1], pos=0)
     assert float(both["absorbed"][-1]) > 0 and abs(float(both["absorbed"].sum()) - 1) < TIGHT
+    mixed = rollout(tiny("muddformer", 3, canon=Canon()), random_tokens(3)[:1])  # one convolution over q, k and v
+    assert abs(float(mixed["absorbed"].sum()) - 1) < TIGHT
     model, tokens = tiny("dca", 3), random_tokens(3)[:1]
     ways = {way: rollout(model, tokens, site="2.attn", way=way) for way in ("q", "k", "v")}
     assert abs(ways["q"]["absorbed"] - ways["v"]["absorbed"]).max() > 1e-3
