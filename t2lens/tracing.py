@@ -224,6 +224,8 @@ def trace(
         >>> bool(tr.verify())
         True
     """
+    if isinstance(model, str):
+        raise TypeError(f"trace takes a model, not its name: t2lens.trace(t2lens.load({model!r}), ...).")
     tokens, notices = _one_sequence(model, input)
     wanted = read_edits(edits)
     notices += _told(model, wanted)
@@ -257,6 +259,8 @@ def _one_sequence(model: Transformer, input: Any) -> tuple[Tensor, list[str]]:
         if not input.strip():
             raise ValueError("The prompt is empty: type at least one word.")
         ids = model.to_tokens(input)
+    elif isinstance(input, list | tuple) and any(isinstance(each, str) for each in input):
+        raise ValueError(f"A trace is of one sequence; {len(input)} texts were given: trace each by itself.")
     else:
         ids = torch.as_tensor(input)
         ids = ids[None] if ids.ndim == 1 else ids

@@ -233,3 +233,10 @@ def test_one_way_of_several_is_a_trace_with_one_read_per_site():
         trace.of_way("z")
     standard = t2lens.trace(tiny("standard"), [0, 7])
     assert standard.ways == ("",) and standard.of_way() is standard
+
+
+def test_a_name_in_place_of_a_model_and_several_texts_are_sentences() -> None:
+    with pytest.raises(TypeError, match=r"takes a model, not its name: t2lens.trace\(t2lens.load\('ddl'\), ...\)"):
+        t2lens.trace("ddl", "the king")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of one sequence; 2 texts were given"):
+        t2lens.trace(tiny("standard"), ["a", "b"])  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ _HOMES: dict[str, str] = {
     "attribute_loss": "t2lens.analysis.attribution",
     "measure_effects": "t2lens.analysis.effects",
     "Finding": "t2lens.analysis.finding",
+    "load_finding": "t2lens.analysis.finding",
     "logit_lens": "t2lens.analysis.lens",
     "rollout": "t2lens.analysis.flow",
     "top_paths": "t2lens.analysis.paths",

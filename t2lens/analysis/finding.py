@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ import xarray as xr
 
 from t2lens.analysis.export import plain_dataset, plain_number
 
-__all__ = ["Chart", "Finding"]
+__all__ = ["Chart", "Finding", "load_finding"]
 
 _FORMAT = "t2lens finding 1"
 Value = str | int | float | bool | None
@@ -89,6 +90,7 @@ class Finding:
             "rows": [[plain_number(cell) if isinstance(cell, float) else cell for cell in row] for row in self.rows],
             "meaning": {str(n): v.attrs.get("meaning", "") for n, v in self.dataset.data_vars.items()},
             "unit": {str(n): v.attrs.get("unit", "") for n, v in self.dataset.data_vars.items()},
+            "coord_dims": {str(name): list(map(str, c.dims)) for name, c in self.dataset.coords.items()},
             **plain_dataset(self.dataset),
         }
         return json.dumps(plain, allow_nan=False, default=_scalar).encode()
@@ -108,6 +110,59 @@ class Finding:
         from t2lens.viz.findings import text
 
         return text(self)
+
+
+def load_finding(path: str | Path) -> Finding:
+    """The finding in a file that `Finding.to_json` (or `t2lens analyze --json`) wrote, with the same numbers; how it is
+    drawn is not kept. ValueError in one sentence for any other file.
+
+    Example:
+        >>> import tempfile, t2lens
+        >>> from t2lens.analysis import load_finding, logit_lens
+        >>> finding = logit_lens(t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=1)), [0, 7])
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(finding.to_json()), file.flush()
+        ...     load_finding(file.name).dataset["kl"].equals(finding.dataset["kl"])
+        True
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    try:
+        plain = json.loads(path.read_bytes())
+        if not isinstance(plain, dict) or plain.get("format") != _FORMAT:
+            raise ValueError("it is not one that t2lens wrote")
+        variables = {
+            name: (v["dims"], _array(v["values"], v["dtype"]), _known(plain, name))
+            for name, v in plain["variables"].items()
+        }
+        return Finding(
+            title=plain["title"],
+            dataset=xr.Dataset(variables, coords={n: _coordinate(n, c, plain) for n, c in plain["coords"].items()}),
+            columns=tuple(plain["columns"]),
+            rows=tuple(map(tuple, plain["rows"])),
+            notes=tuple(plain["notes"]),
+            passed=plain["passed"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no finding that can be read ({error}).") from None
+
+
+def _array(values: Any, dtype: str) -> np.ndarray:
+    if not dtype.startswith("float"):
+        return np.array(values, dtype=object if dtype == "object" else dtype)
+    flat = np.array(values, dtype=object)
+    return np.array([np.nan if v is None else float(v) for v in flat.ravel()], dtype).reshape(flat.shape)
+
+
+def _known(plain: dict[str, Any], name: str) -> dict[str, str]:
+    return {word: plain[word][name] for word in ("meaning", "unit") if plain[word].get(name)}
+
+
+def _coordinate(name: str, values: Any, plain: dict[str, Any]) -> tuple[Any, Any]:
+    """A coordinate over its own axis, or (token strings, say) over the axis that it labels."""
+    dims = plain["coord_dims"][name]
+    return dims, np.array(values, dtype=object if values and isinstance(np.ravel(values)[0], str) else None)
 
 
 def _scalar(value: Any) -> Any:

@@ -211,7 +211,9 @@ def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:
     if not chosen and not several:
         absent = "this system carries one state and has no weights over depth"
     elif not chosen:
-        absent = "the depth weights of this system are not a distribution (every earlier write has weight 1)"
+        ones = bool((weights[~np.isnan(weights)] == 1).all())
+        why = "every earlier write has weight 1" if ones else "signed, or of another sum than 1"
+        absent = f"the depth weights of this system are not a distribution ({why})"
     return rows, missing, absent
 
 

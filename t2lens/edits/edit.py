@@ -116,7 +116,7 @@ class Edit:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        _one_of("target", self.target, tuple(OPERATIONS))
+        _one_of("target", self.target, tuple(OPERATIONS), hint="a gate, as beta, is target 'gate' with its name")
         _one_of("operation", self.operation, OPERATIONS[self.target], f" on {self.target}")
         self._check_names()
         for name in ("heads", "positions", "keys", "prompt_positions"):
@@ -259,11 +259,12 @@ def _choices(key: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     return OPERATIONS[target]
 
 
-def _one_of(what: str, value: Any, choices: tuple[str, ...], where: str = "") -> None:
+def _one_of(what: str, value: Any, choices: tuple[str, ...], where: str = "", hint: str = "") -> None:
     if not isinstance(value, str):
         raise TypeError(f"An edit's {what} must be a text, not {_kind(value)}.")
     if value not in choices:
-        raise ValueError(f"{value!r} is no {what}{where}{near(value, choices)}")
+        also = f" There are {', '.join(choices)}; {hint}." if hint else ""
+        raise ValueError(f"{value!r} is no {what}{where}{near(value, choices)}{also}")
 
 
 def _distinct(what: str, values: Any) -> None:

@@ -100,6 +100,8 @@ def load(
         >>> model("In the beginning").shape[-1]
         2048
     """
+    if not isinstance(name_or_path, str | Path):
+        raise TypeError(f"load takes a name or a path, not {name_or_path!r} ({type(name_or_path).__name__}).")
     kind, revision = _dtype(dtype), options.pop("revision", None)
     _check_device(device)
     path = _locate(name_or_path, revision)

@@ -1,13 +1,14 @@
 """Findings: what they hold, how they are shown, and that every number survives."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from t2lens.analysis.finding import Chart, Finding
+from t2lens.analysis.finding import Chart, Finding, load_finding
 from t2lens.viz.findings import figure, fragment, text
 
 
@@ -83,3 +84,24 @@ def test_tables_are_one_line_a_row_whatever_the_token_and_say_what_is_rounding()
 def test_a_variable_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(KeyError, match="there are share, mass"):
         finding()["shares"]
+
+
+def test_what_was_written_reads_back_to_the_same_numbers(tmp_path: Path) -> None:
+    made = finding(passed=True)
+    (tmp_path / "a.json").write_bytes(made.to_json())
+    again = load_finding(tmp_path / "a.json")
+    xr.testing.assert_identical(again.dataset, made.dataset)
+    assert (again.title, again.columns, again.rows, again.notes, again.passed) == (
+        made.title,
+        made.columns,
+        made.rows,
+        made.notes,
+        True,
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": "t2lens finding 1"}', b"\xff"])
+def test_another_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match="holds no finding that can be read"):
+        load_finding(tmp_path / "a.json")

@@ -184,3 +184,8 @@ def test_listing_the_bundled_models_does_not_import_torch() -> None:
     code = "import sys, t2lens; t2lens.list_models(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [info.name for info in list_models()] == sorted(info.name for info in list_models())
+
+
+def test_what_is_no_name_is_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeError, match=r"load takes a name or a path, not 3 \(int\)"):
+        t2lens.load(3)  # type: ignore[arg-type]
