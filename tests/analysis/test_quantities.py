@@ -179,6 +179,7 @@ def test_every_quantity_is_described():
 
 
 def test_signed_weights_are_not_said_to_be_ones() -> None:
-    for system, words in (("muddformer", "signed, or of another sum"), ("standard", "every earlier write has weight 1")):
+    cases = {"muddformer": "signed, or of another sum", "standard": "every earlier write has weight 1"}
+    for system, words in cases.items():
         made = t2lens.trace(tiny(system), [1, 2, 3])
         assert words in grid(made, "depth_entropy").absent
