@@ -19,7 +19,7 @@ import xarray as xr
 from t2lens.analysis.finding import Chart, Finding, Value
 from t2lens.analysis.inputs import Batch, read_batch
 from t2lens.analysis.progress import progress
-from t2lens.analysis.statistics import interval_of_mean
+from t2lens.analysis.statistics import draws_of, interval_of_mean
 from t2lens.analysis.token_weights import Over, Rows, Shuffle, Weights, collect, shuffled
 from t2lens.analysis.variance import PARTS, Groups
 from t2lens.analysis.variance import explain as explain
@@ -211,13 +211,10 @@ class _Numbers:
 
     def _bootstrap(self, n_boot: int, seed: int) -> np.ndarray:
         """[read, part, bound]: percentiles of the shares over draws of sequences."""
-        dice, rows = np.random.default_rng(seed), self.rows
+        rows, every = self.rows, draws_of(self.rows.n_sequences, n_boot, seed)
         draws = np.full((n_boot, len(self.names), len(PARTS)), np.nan)
-        for draw in progress(range(n_boot), "Drawing sequences", total=n_boot):
-            times = np.bincount(dice.integers(rows.n_sequences, size=rows.n_sequences), minlength=rows.n_sequences)
+        for draw, times in enumerate(progress(every, "Drawing sequences", total=n_boot)):
             by_row = times[rows.sequence]
-            if not by_row.any():
-                continue
             mean = (by_row @ self.all) / by_row.sum()
             found = Groups(rows.token, rows.position, by_row).explain(self.all, self.references(mean))
             draws[draw] = [found.shares(part) for part in self.slices.values()]
@@ -277,10 +274,9 @@ class _Numbers:
         self.put("label_shuffled", ("read",), np.array(labels, dtype=object), "label on shuffled texts", "")
 
     def _change_interval(self, every: list[np.ndarray], n_boot: int, seed: int) -> np.ndarray:
-        rows, dice = self.rows, np.random.default_rng(seed)
+        rows = self.rows
         before, after = rows.sums(self.all), np.mean([rows.sums(w) for w in every], axis=0)  # [every route, B]
-        drawn = dice.integers(rows.n_sequences, size=(n_boot, rows.n_sequences))
-        times = np.stack([np.bincount(row, minlength=rows.n_sequences) for row in drawn])
+        times = draws_of(rows.n_sequences, n_boot, seed)
         change = np.abs((after - before) @ times.T) / np.maximum(times @ rows.counts, 1)
         return np.stack([np.percentile(change[part].mean(axis=0), _LEVEL) for part in self.slices.values()])
 

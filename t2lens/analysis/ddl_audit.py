@@ -75,8 +75,12 @@ def audit_ddl(
     singular values of the frozen transport T = (I - beta k k^T) ... from every write to the readout, and what it leaves
     of the embedding and of each write; and what other gates in their place do to the loss (`ddl_counterfactuals`).
     A state of several channels: the operator acts on each alike, errors are lengths over channels. With reads over time
-    (TC), the transport is of the state and not of the read. Write-only models have no operator: their beta is the size
-    of a write, and is not given a regime.
+    (TC), the transport is of the state and not of the read.
+
+    Write-only models (X + beta k v^T) have the same checks and numbers where these mean something. Their beta is the
+    size of a write: it is counted in bins with the same bounds, which are named by them and not by regimes. Erased
+    energy is 0, eigenvalues and the transport are 1, and |k^T X' - v| is no error that a write is to shrink. Of the
+    counterfactuals there is no "no erasure".
 
     Args:
         input: a text, a list of texts or token ids [pos] or [batch, pos]; by default the 32 bundled passages.
@@ -228,6 +232,8 @@ def _checks(model: Any, gates: Gates) -> Verification:
             continue  # not computed
         if name == "post-write" and not gates.erases:
             words = "k^T X' = k^T X + beta |k|^2 v^T (nothing is erased), relative to the longest of X, X' and v"
+        if name == "transport product" and not gates.erases:
+            words = "nothing is erased: the operator form carries the embedding as it is (relative)"
         words = words.format(idle=f"{IDLE * gates.k_eps:g}")
         checks.append(Check(name, worst[name], limits.get(name, limit), words))
     skipped = ("operator form and transport product: numbers that are not finite",) if gates.n_broken else ()

@@ -318,13 +318,17 @@ def _plain(value: Any) -> float | None:
 
 def _notes(seen: Measured) -> tuple[str, ...]:
     batch, model = seen.batch, seen.model
+    bounds = f"Bounds: skip below {EDGES[0]:g}, partial below {EDGES[1]:g}, overwrite to {EDGES[2]:g}, over-relax to "
+    bounds += f"{EDGES[3]:g}, reflect above"
+    if not seen.gates.erases:
+        bounds = f"Sizes of beta are counted in bins bounded by {', '.join(f'{edge:g}' for edge in EDGES)}"
     notes = [
         "What is stated holds for this model (one set of trained weights) on this text, not for Deep Delta "
         "Learning at large.",
-        f"Over {int(batch.valid.sum())} tokens in {len(batch.tokens)} sequences, padding left out; each mean is over "
-        "all of these tokens, and the row 'all' is the mean over sublayers (effects: of all sublayers at once).",
-        f"Bounds: skip below {EDGES[0]:g}, partial below {EDGES[1]:g}, overwrite to {EDGES[2]:g}, over-relax to "
-        f"{EDGES[3]:g}, reflect above; saturated: gate logit beyond +-{SATURATED:g}; without a direction: |F| below "
+        f"Over {int(batch.valid.sum())} tokens of {len(batch.tokens)} sequence(s), padding left out; each mean is over "
+        "all of these tokens, and the row 'all' is the mean over sublayers (effects: all sublayers at once). Effects "
+        "are in nats per token, over positions with a next token.",
+        f"{bounds}; saturated: gate logit beyond +-{SATURATED:g}; without a direction: |F| below "
         f"{IDLE * seen.gates.k_eps:g}; a constant gate: standard deviation of beta below {CONSTANT:g}.",
         "Gates, directions and the transport are those of the pass, frozen: the product of operators is arithmetic on "
         "this input, no causal claim. Counterfactuals change gates inside the pass, and all that follows is computed "

@@ -3,8 +3,11 @@
 A protocol for Block Attention Residuals (arXiv 2606.13168): the sources of every read are sorted into families, the
 weights of one family are masked in all reads of one kind in one part of the depth, the rest is renormalised, and what
 the prediction loses is put next to the weight that the family had. The published finding is that the two come apart:
-the family with most mass is not the one with most effect, and one has mass without effect. Families here are told by
-what a source holds and when it was written, so the protocol runs on every system with depth weights.
+the family with most mass is not the one with most effect, and one has mass without effect.
+
+Of the paper its abstract was at hand. How families are told (by what a source holds and when it was written, so that
+the protocol runs on every system with depth weights) and where thirds of the depth begin are definitions of t2lens;
+they may differ from the paper's, and numbers of the two are no replication.
 """
 
 from __future__ import annotations
@@ -107,7 +110,7 @@ def ablate_families(
         to read. NaN where a family is not among the sources. rank_correlation: Spearman's, of mass and loss_change over
         all entries.
 
-    Source: arXiv 2606.13168 for the protocol; the definition of families by source identity is ours.
+    Source: arXiv 2606.13168 (its abstract) for the protocol; the definition of families by source identity is ours.
 
     Raises:
         ValueError: a system without depth weights, or whose sources are streams (`ablate_streams` is for those);
@@ -252,7 +255,8 @@ def _finding(
         "reader": ("cell", np.array([cell.split()[-1] for cell in cells], dtype=object)),
         "third": ("cell", np.array([cell.split()[0] if " " in cell else "" for cell in cells], dtype=object)),
     }
-    shown = ("mass", "loss_change", "low", "high", "kl", "accuracy_change")
+    shown = ["mass", "loss_change", "low", "high", "kl", "accuracy_change"]
+    shown = [n for n in shown if n not in ("low", "high") or np.isfinite(values[n]).any()]
     places = [at for at in np.ndindex(effect.shape) if np.isfinite(effect[at])]
     places.sort(key=lambda at: -effect[at])
     rows = tuple(
@@ -263,7 +267,7 @@ def _finding(
     return Finding(
         title=f"Source families of {name}: mass and effect",
         dataset=xr.Dataset(variables, coords=coords),
-        columns=("cell", "family", "mass", "loss change", "low", "high", "KL", "accuracy change", "pairs"),
+        columns=("cell", "family", *(n.replace("_", " ").replace("kl", "KL") for n in shown), "pairs"),
         rows=rows,
         notes=(*_verdict(cells, values, rank), *_notes(model, batch, renormalise, level), *batch.notices),
         charts=(
@@ -303,18 +307,23 @@ def _notes(model: Transformer, batch: Any, renormalise: bool, level: float) -> l
         f"Effects are means over {tokens} positions with a next token, of {n} sequence(s); mass over "
         f"{int(batch.valid.sum())} positions; padding is excluded."
     ]
+    notes.append(
+        "Mass is a share of the (absolute) weights; loss change and KL are in nats per token; largest loss first."
+    )
     if n > 1:
-        notes.append(f"Intervals: {level:.0%}, paired bootstrap over sequences.")
+        notes.append(f"Intervals (low, high): {level:.0%}, paired bootstrap over sequences.")
     else:
         notes.append("One sequence gives no interval; give several.")
     if renormalise:
         notes.append("What a mask leaves is scaled to the sum that the row had.")
     else:
         notes.append("These depth weights have no total to keep: the family is set to zero, the others stay.")
-
     notes.append(
         "A read that has nothing but the family to read is left as it is (`left`, as counted in the plain pass)."
     )
     notes += caveats(model)
-    notes.append("Protocol: arXiv 2606.13168; families are told by what a source holds and when it was written.")
+    notes.append(
+        "Protocol: after arXiv 2606.13168. That families are told by what a source holds and when it was written is "
+        "t2lens's definition, not the paper's."
+    )
     return notes

@@ -3,6 +3,7 @@
 After "Ablate and Rescue" (arXiv 2603.14833), which takes streams away at inference, one and two at a time, gives them
 back or lets another stand in, and finds that streams which look alike are not used alike: representational similarity
 tells neither redundancy nor asymmetry. The similarities stand beside the causal numbers here, with their correlation.
+Of the paper its abstract was at hand: the formulas of rescue, restoration and interaction are t2lens's.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def ablate_streams(
         Dataset over (boundary, stream, other), and the rank correlations (Spearman) of similarity with the causal
         numbers: cosine_rescue, cosine_interaction, cosine_asymmetry (|rescue[i, j] - rescue[j, i]|), norm_effect.
 
-    Source: arXiv 2603.14833 for the protocol; its text was not at hand, the formulas are ours.
+    Source: arXiv 2603.14833 (its abstract) for the protocol; the formulas are ours.
 
     Raises:
         ValueError: a model without streams (`ablate_families` is for the others); a bidirectional model.
@@ -238,11 +239,14 @@ def _finding(
             )
         )
     rows.sort(key=lambda row: -row[2])
+    columns = ("boundary", "stream", "ablated", "low", "high", "norm", "best stand-in", "rescue", "cosine")
+    if not np.isfinite(values["low"]).any():  # one sequence has no interval
+        columns, rows = (*columns[:3], *columns[5:]), [(*row[:3], *row[5:]) for row in rows]
     name = getattr(model, "name", None) or model.cfg.residual.describe()
     return Finding(
         title=f"Streams of {name}: ablate and rescue",
         dataset=xr.Dataset(variables, coords=coords),
-        columns=("boundary", "stream", "ablated", "low", "high", "norm", "best stand-in", "rescue", "cosine"),
+        columns=columns,
         rows=tuple(rows),
         notes=(*_verdict(values, found), *_notes(batch, by, level), *batch.notices),
         charts=(
@@ -279,5 +283,7 @@ def _notes(batch: Any, by: str, level: float) -> list[str]:
         f"Effects are means over {tokens} positions with a next token, of {n} sequence(s); {interval}.",
         f"An ablated stream becomes {gone}, at one boundary and all positions; what follows runs on from there.",
         f"rescue and restored are left out where the effect they divide by is under {_LEAST} nats.",
-        "Protocol: arXiv 2603.14833 (ablation and rescue of streams); the formulas are in the documentation.",
+        "ablated is the gain of the loss in nats per token, norm the mean length of the stream; largest gain first. "
+        "best stand-in: the stream of largest rescue = 1 - substituted / ablated (1: does all that this one did).",
+        "Protocol: after arXiv 2603.14833; the formulas are t2lens's, and may differ from the paper's.",
     ]

@@ -24,13 +24,14 @@ def _command(entry: Analysis) -> Callable[..., None]:
             if entry.texts and text is None and ids is None:
                 from t2lens.zoo.text import sample_texts
 
-                prompt: Any = sample_texts()
+                prompt: Any = sample_texts(entry.passages)
             else:
                 prompt = read_prompt(text, ids)
             show(lambda: entry.run(load(model, option), prompt, **own), json)
 
     what = "The prompt; - reads it from standard input."
-    what += " Left out: 32 bundled passages that no bundled model was trained on." if entry.texts else ""
+    if entry.texts:
+        what += f" Left out: {entry.passages} bundled passages that no bundled model was trained on."
     arguments = {
         "text": (str | None, typer.Argument(help=what), None),
         "model": (str, typer.Option("--model", help=MODEL_HELP), MODEL),

@@ -215,6 +215,8 @@ def test_write_only_models_have_sizes_and_no_regimes() -> None:
     assert (finding["erased"] == 0).all()
     assert any("no regime" in note for note in finding.notes)
     assert "erased" not in finding.columns
+    said = " ".join([*finding.notes, *finding.columns, *(check.meaning for check in checks_of(finding))])
+    assert not any(regime in said for regime in ("skip", "overwrite", "over-relax", "reflect", "I - beta k k^T"))
 
 
 def test_idle_constant_and_saturated_gates_are_findings_and_no_failures() -> None:
