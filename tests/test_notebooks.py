@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    names = ["ddl_audit", "mass_and_effect", "paths", "quickstart", "signatures"]
+    names = ["ddl_audit", "mass_and_effect", "paths", "probe", "quickstart", "signatures"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
