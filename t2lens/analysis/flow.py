@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["rollout"]
 
+_BUDGET = 2**25  # numbers of what a system carries at a time
+
 
 @torch.inference_mode(False)  # gradients are wanted wherever this is called from
 def rollout(
@@ -165,33 +167,39 @@ class _Flow:
         t = torch.arange(self.n_pos)
         # atoms of one position in n_lags at a time: then every read sees at most one of them, and which is known
         for kept in progress(range(n_lags), "Dividing reads over depth", total=n_lags):
-            for read, parts in _contributions(self.frozen, None if n_lags == 1 else t % n_lags == kept):
+            for read, atoms, parts in _contributions(self.frozen, t % n_lags == kept):
                 if read.name in wanted:
                     size = size_of(parts, record.reads[read.name], self.by)[:, 0]  # [A, T]
-                    found[read.name][:, (t - kept) % n_lags, t] = size.double().cpu()
+                    found[read.name][atoms, (t - kept) % n_lags, t] = size.double().cpu()
         for name, sizes in found.items():
             total = sizes.sum(dim=(0, 1))
             yield name, torch.where(total > 0, sizes / torch.where(total > 0, total, 1.0), 0.0)
 
 
 @torch.no_grad()
-def _contributions(frozen: Frozen, where: Tensor | None) -> Iterator[tuple[Read, Tensor]]:
-    """For every read: contributions [A, B, T, D] of what was written at the positions `where` [T] (None: anywhere)."""
-    if where is None:
-        yield from contributions_by_read(frozen.model.residual, frozen.record, frozen.form)
+def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, slice, Tensor]]:
+    """For every read, some atoms at a time: contributions [A, B, T, D] of what they wrote at positions `where` [T]."""
+    code, n_atoms = frozen.code, len(frozen.atoms)
+    if code.scalar() and bool(where.all()):
+        for read, parts in contributions_by_read(frozen.model.residual, frozen.record, frozen.form):
+            yield read, slice(n_atoms), parts
         return
-    n_atoms = len(frozen.atoms)
+    step = max(1, _BUDGET // (n_atoms * frozen.atoms[0].numel()))  # a system may carry all that was written
+    for first in range(0, n_atoms, step):
+        some = range(first, min(first + step, n_atoms))
 
-    def slot(atom: Tensor, i: int) -> Tensor:
-        line = atom.new_zeros(n_atoms, *atom.shape)
-        line[i] = atom * where.to(atom).view(-1, *[1] * (atom.ndim - 2))
-        return line
+        def slot(atom: Tensor, i: int, some: range = some) -> Tensor:
+            line = atom.new_zeros(len(some), *atom.shape)
+            if i in some:
+                line[i - some.start] = atom * where.to(atom).view(-1, *[1] * (atom.ndim - 2))
+            return line
 
-    def written(step: Step) -> Tensor:
-        assert step.out is not None
-        return slot(frozen.code.atom(step.out, step.gates), step.site.index + 1)
+        def written(step: Step, slot: Any = slot) -> Tensor:
+            assert step.out is not None
+            return slot(frozen.code.atom(step.out, step.gates), step.site.index + 1)
 
-    yield from walk(frozen.code, frozen.record, slot(frozen.atoms[0].detach(), 0), written)
+        for read, parts in walk(code, frozen.record, slot(frozen.atoms[0].detach(), 0), written):
+            yield read, slice(some.start, some.stop), parts
 
 
 def _divided(sizes: dict[str, Tensor]) -> dict[str, Tensor]:

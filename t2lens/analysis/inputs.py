@@ -149,7 +149,7 @@ def check_finite(values: Tensor, batch: Batch, what: str) -> None:
         n, total = int(bad.sum()), int(batch.valid.sum())
         why = "; in float16 numbers end at 65504: use bfloat16 or float32" if values.dtype == torch.float16 else ""
         raise ValueError(
-            f"{what} at {n} of {total} tokens are NaN or infinite, so there is nothing to divide into shares{why}."
+            f"{what} at {n} of {total} tokens are NaN or infinite, so no number made of them means anything{why}."
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import t2lens
-from t2lens.analysis import rollout, sizes
+from t2lens.analysis import flow, rollout, sizes
 from t2lens.analysis.frozen import Frozen, value_read
 from t2lens.cli import app
 from t2lens.config import MLP, Attention, BucketAttention, Canon, KVShift, ModelConfig, Norm, ShortConv, ValueResidual
@@ -290,3 +290,11 @@ def test_the_command_line_writes_every_node(tmp_path):
     assert saved["coords"]["site"][-1] == "3.attn"
     found = rollout(t2lens.load("standard"), "The cat sat on the")
     assert all(found.plot(i).data for i in range(len(found.charts)))
+
+
+@pytest.mark.parametrize("system", ["dca", "ddl-tc-ec", "attnres-full"])
+def test_depth_shares_are_the_same_for_any_number_of_atoms_at_a_time(system, monkeypatch):
+    model, tokens = tiny(system, 1), random_tokens(3)[:1]
+    whole = rollout(model, tokens)
+    monkeypatch.setattr(flow, "_BUDGET", 1)
+    assert abs(rollout(model, tokens)["mass"] - whole["mass"]).max() < TIGHT
