@@ -120,6 +120,31 @@ class Resume:
     layer: int
     rows: Tensor
 
+    @classmethod
+    def of(cls, record: ForwardRecord, layer: int, rows: Any, sites: tuple[Site, ...]) -> Resume:
+        """The checked form; rows None: all of the record, once. ValueError where there is nothing to go on from."""
+        if record.tokens is None or record.decoding:
+            raise ValueError("This record is not of a whole pass: nothing ran yet, or it ran with a decoding cache.")
+        n_layers = 1 + max(site.layer for site in sites if site.layer is not None)
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer <= n_layers:
+            raise ValueError(f"layer must be a whole number in 0..{n_layers}, not {layer!r}.")
+        wrote = {step.site.name for step in record.steps if step.out is not None}
+        for site in sites:
+            if site.layer is not None and site.layer < layer and site.name not in wrote:
+                raise ValueError(f"Block {layer} cannot be resumed: the recorded pass did not reach {site.name}.")
+        n = len(record.tokens)
+        wanted = torch.arange(n) if rows is None else torch.as_tensor(rows)
+        whole = wanted.dtype == torch.int64 and wanted.ndim == 1 and len(wanted) > 0
+        if not whole or int(wanted.min()) < 0 or int(wanted.max()) >= n:
+            raise ValueError(f"rows must be whole numbers in 0..{n - 1}, one for each row of the new pass.")
+        return cls(record, layer, wanted.to(record.tokens.device))
+
+    @property
+    def tokens(self) -> Tensor:
+        """[R, T]"""
+        assert self.record.tokens is not None
+        return self.record.tokens[self.rows]
+
     @property
     def embed(self) -> Tensor:
         """[R, T, D]"""

@@ -266,9 +266,7 @@ class Transformer(TextInterface, LensSurface):
             record = self._live.record = ForwardRecord() if record is None else record
         return record
 
-    def resume(
-        self, record: ForwardRecord, layer: int, rows: Tensor | None = None, *, return_type: str = "logits"
-    ) -> Any:
+    def resume(self, record: ForwardRecord, layer: int, rows: Any = None, *, return_type: str = "logits") -> Any:
         """Run a recorded pass again from block `layer` on (n_layers: only the readout), with the hooks that are
         attached now: logits [R, pos, vocab], or as `return_type` says.
 
@@ -278,14 +276,14 @@ class Transformer(TextInterface, LensSurface):
 
         The result equals that of the whole pass where no hook acts before block `layer` (to rounding). Half of the
         work of an average intervention is what comes before it, which this saves.
+
+        Raises:
+            ValueError: no such layer or row, or a record that does not hold what comes before `layer`.
         """
-        assert record.tokens is not None
-        if not 0 <= layer <= self.cfg.n_layers:
-            raise ValueError(f"layer must lie in 0..{self.cfg.n_layers}, not {layer}.")
-        rows = torch.arange(len(record.tokens), device=record.tokens.device) if rows is None else rows
-        valid = None if record.valid is None else record.valid[rows]
-        kwargs: dict[str, Any] = {"return_type": return_type, "resume": Resume(record, layer, rows)}
-        return self(record.tokens[rows], valid, **kwargs)
+        resume = Resume.of(record, layer, rows, self.sites)
+        valid = None if record.valid is None else record.valid[resume.rows]
+        kwargs: dict[str, Any] = {"return_type": return_type, "resume": resume}
+        return self(resume.tokens, valid, **kwargs)
 
     @torch.no_grad()
     def decompose(
@@ -316,7 +314,8 @@ class Transformer(TextInterface, LensSurface):
         names = list(self.atoms)
         if by == "atom":
             return wholes, names
-        split = dict(contributions_of_parts(self.residual, record, read, self._heads(record, tensors or {}), form))
+        heads = _summing(record, self.heads_of(record, tensors or {}))
+        split = dict(contributions_of_parts(self.residual, record, read, heads, form))
         parts, labels = [], []
         for name, whole in zip(names, wholes, strict=True):
             heads = split.get(name)
@@ -329,25 +328,28 @@ class Transformer(TextInterface, LensSurface):
             labels += [*(f"{name}.h{i}" for i in range(len(heads) - 1)), *([f"{name}.bias"] if constant else [])]
         return torch.cat(parts), labels
 
-    def _heads(self, record: ForwardRecord, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(atom, what each of its heads wrote, the constant last [H + 1, B, T, D]) of attention atoms."""
+    def head_hooks(self) -> dict[str, tuple[str, ...]]:
+        """Attention atom -> the hook points that tell what its heads wrote: z, and a gate where there is one."""
+        found = {}
+        for site in self.sites[:-1]:
+            if isinstance(part := self._sublayer(site), Attention):
+                stem = f"blocks.{site.layer}.{site.kind}.hook_"
+                found[site.name] = (f"{stem}z", *([f"{stem}gate"] if hasattr(part, "hook_gate") else []))
+        return found
+
+    def heads_of(self, record: ForwardRecord, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """(atom, what each of its heads wrote, the constant last [H + 1, B, T, D]) of attention atoms, from what passed
+        `head_hooks`. Zero at padding. They sum to the atom unless a hook edits what the sublayer writes."""
+        hooks = self.head_hooks()
         for step in record.steps:
-            part = self._sublayer(step.site) if step.out is not None else None
-            if not isinstance(part, Attention):
+            if step.out is None or (needed := hooks.get(step.site.name)) is None:
                 continue
-            assert step.out is not None
-            stem = f"blocks.{step.site.layer}.{step.site.kind}.hook_"
-            needed = [f"{stem}z", *([f"{stem}gate"] if hasattr(part, "hook_gate") else [])]
             if missing := [name for name in needed if name not in tensors]:
                 raise KeyError(f'by="head" needs {" and ".join(missing)}, which this cache does not have.')
-            heads = part.by_head(*(tensors[name].reshape(*step.out.shape[:2], -1, part.cfg.d_head) for name in needed))
-            heads = heads.to(step.out.dtype)
-            if record.valid is not None:
-                heads = heads * record.valid.unsqueeze(-1)
-            error, size = (float(x.abs().max()) for x in (heads.sum(dim=0) - step.out, step.out))
-            if error > 0.1 * size:
-                raise ValueError(f'A hook edits what {step.site.name} writes, so it is no sum of heads; use by="atom".')
-            yield step.site.name, heads
+            part = self._sublayer(step.site)
+            shape = (*step.out.shape[:2], -1, part.cfg.d_head)
+            heads = part.by_head(*(tensors[name].reshape(shape) for name in needed)).to(step.out.dtype)
+            yield step.site.name, heads if record.valid is None else heads * record.valid.unsqueeze(-1)
 
     @torch.no_grad()
     def mixing_of(self, record: ForwardRecord) -> Tensor | None:
@@ -458,6 +460,17 @@ class Transformer(TextInterface, LensSurface):
         reset = getattr(self.residual, "reset_parameters", None)
         if reset is not None:
             reset(generator)
+
+
+def _summing(record: ForwardRecord, heads: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same heads; ValueError where they do not sum to what was written."""
+    written = {step.site.name: step.out for step in record.steps}
+    for name, each in heads:
+        out = written[name]
+        assert out is not None
+        if float((each.sum(dim=0) - out).abs().max()) > 0.1 * float(out.abs().max()):
+            raise ValueError(f'A hook edits what {name} writes, so it is no sum of heads; use by="atom".')
+        yield name, each
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from t2lens.config import Attention, ValueResidual
+from t2lens.mixing import ForwardRecord
+from t2lens.sublayers import DecodingCache
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
 
 
@@ -82,10 +84,26 @@ def test_values_of_the_first_layer_reach_later_ones() -> None:
         assert (model.resume(model.record(tokens), 1) - model(tokens)).abs().max() < 1e-10
 
 
-def test_a_layer_that_is_not_there_is_refused() -> None:
-    model = tiny("standard")
-    with pytest.raises(ValueError, match=r"layer must lie in 0\.\.3, not 4"):
-        model.resume(model.record([[1, 2]]), 4)
+def test_what_cannot_be_resumed_is_refused_in_a_sentence() -> None:
+    model, tokens = tiny("standard"), random_tokens(1)[:1]
+    record, part = model.record(tokens), ForwardRecord()
+    for layer in (4, -1, 1.5, True):
+        with pytest.raises(ValueError, match=r"layer must be a whole number in 0\.\.3"):
+            model.resume(record, layer)
+    for rows in ([1], [-1], [], [0.0], [True], [[0]]):
+        with pytest.raises(ValueError, match=r"rows must be whole numbers in 0\.\.0"):
+            model.resume(record, 1, torch.tensor(rows))
+    with pytest.raises(ValueError, match="nothing ran yet"):
+        model.resume(part, 0)
+    model(tokens, record=part, stop_at_layer=1)
+    with pytest.raises(ValueError, match=r"Block 2 cannot be resumed: the recorded pass did not reach 1\.attn"):
+        model.resume(part, 2)
+    with torch.no_grad():
+        assert (model.resume(part, 1, [0, 0]) - model(tokens)).abs().max() < 1e-10
+        decoded, cache = ForwardRecord(), DecodingCache()
+        model(tokens, cache=cache, record=decoded)
+    with pytest.raises(ValueError, match="ran with a decoding cache"):
+        model.resume(decoded, 1)
 
 
 def test_hooks_can_ask_for_the_record_of_the_pass_they_are_in() -> None:

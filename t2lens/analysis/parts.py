@@ -60,8 +60,9 @@ class PassInParts:
         if self.by not in ("atom", "head"):
             raise ValueError(f'by must be "atom" or "head", not {self.by!r}.')
         model.residual.linear_form(self.form)  # a form that it does not have is refused before anything runs
-        self.record, self.tensors = ForwardRecord(), {}
-        names = [name for atom in model.atoms for name in self._hooks(atom)] if self.by == "head" else []
+        self.record = ForwardRecord()
+        self.tensors: Any = {}
+        names = [name for each in model.head_hooks().values() for name in each] if self.by == "head" else []
         self.logits: Tensor
         if names:
             self.logits, self.tensors = model.run_with_cache(
@@ -77,7 +78,8 @@ class PassInParts:
         model, record = self.model, self.record
         last = record.read("out").double()
         wholes = contributions_of(model.residual, record, "out", self.form)  # [B, T, A, D]
-        pieces = contributions_of_parts(model.residual, record, "out", self._heads(), self.form)
+        heads = model.heads_of(record, self.tensors) if self.by == "head" else ()
+        pieces = contributions_of_parts(model.residual, record, "out", heads, self.form)
         for i, atom in enumerate(model.atoms):
             whole, attention = wholes[:, :, i].double(), self._attention(atom)
             split = next(pieces)[1].double() if attention is not None else None
@@ -114,20 +116,6 @@ class PassInParts:
         layer, kind = atom.split(".")
         module = getattr(self.model.blocks[int(layer)], kind)
         return module if isinstance(module, Attention) else None
-
-    def _hooks(self, atom: str) -> tuple[str, ...]:
-        """Names of what its heads are made of."""
-        attention = self._attention(atom)
-        stem = "blocks.{}.{}.hook_".format(*atom.split(".")) if attention is not None else ""
-        return () if attention is None else (f"{stem}z", *([f"{stem}gate"] if hasattr(attention, "hook_gate") else []))
-
-    def _heads(self) -> Iterator[tuple[str, Tensor]]:
-        """Per attention atom: what each head wrote, the constant last, [H + 1, B, T, D], zero at padding."""
-        for atom, step in zip(self.model.atoms[1:], self.record.steps, strict=False):
-            if (attention := self._attention(atom)) is not None:
-                assert step.out is not None
-                heads = attention.by_head(*(self.tensors[name] for name in self._hooks(atom)))
-                yield atom, (heads * self.batch.valid.unsqueeze(-1)).to(step.out.dtype)
 
     def _sums_to(self, split: Tensor, whole: Tensor) -> bool:
         """Whether the pieces are the atom, to rounding."""
