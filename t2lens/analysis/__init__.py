@@ -26,8 +26,6 @@ _HOMES: dict[str, str] = {
     "top_paths": "t2lens.analysis.paths",
 }
 
-__all__ = list(_HOMES)
-
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
@@ -36,4 +34,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_HOMES)

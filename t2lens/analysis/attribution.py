@@ -149,7 +149,8 @@ def attribute_logits(
     put(data, "error", own, per_sequence(error, batch), "the sum of shares less the logit", "logit")
 
     lines = [(part.name, s, a) for part, s, a in zip(parts, shares, aboves, strict=True) if part.atom or bias.any()]
-    lines = [("logit of the model", logit, logit_above), *sorted(lines, key=lambda line: -abs(float(line[1].mean())))]
+    whole = "logit of the model" if other is None else "difference of logits"
+    lines = [(whole, logit, logit_above), *sorted(lines, key=lambda line: -abs(float(line[1].mean())))]
     columns: dict[str, list[float]] = {"mean share" if own else "share": [float(s.mean()) for _, s, _ in lines]}
     if other is None:  # else the same numbers
         columns["above mean token"] = [float(a.mean()) for _, _, a in lines]

@@ -166,6 +166,8 @@ def token_id(model: Transformer, token: str | int) -> int:
         pieces = model.to_str_tokens(token, prepend_bos=False)
         if len(pieces) != 1:
             said = f"the tokens {', '.join(map(repr, pieces))}; name one of them" if pieces else "no token"
+            if pieces and len(model.to_str_tokens(f" {token}", prepend_bos=False)) == 1:
+                said += f", or write {' ' + token!r}, as the word stands within a text"
             raise ValueError(f"{token!r} is not one token of this model but {said}.")
         return model.to_single_token(token)
     if isinstance(token, bool) or not hasattr(token, "__index__"):

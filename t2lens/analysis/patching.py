@@ -96,7 +96,9 @@ def _setting(
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {metric!r}.")
     if other is None:
-        raise ValueError("Patching needs a second prompt, `other`: the corrupted one, which takes the activations.")
+        raise ValueError(
+            "Patching needs a second prompt, other= (--other): the corrupted one, which takes the activations."
+        )
     clean, corrupted = (_one(model, prompt, name) for prompt, name in ((input, "first"), (other, "second")))
     n = [batch.tokens.shape[1] for batch in (clean, corrupted)]
     pairs = align(n[0], n[1], alignment)

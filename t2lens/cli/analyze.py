@@ -19,15 +19,25 @@ _TYPES: dict[str, Any] = {"position": int, "count": int, "number": float, "flag"
 def _command(entry: Analysis) -> Callable[..., None]:
     """The function that Typer makes a command of: the arguments that all have, then the options of the entry."""
 
-    def run(text: str | None, model: str, ids: str | None, option: list[str] | None, json: Path | None, **own: Any):
+    def run(
+        text: str | None,
+        model: str,
+        ids: str | None,
+        option: list[str] | None,
+        json: Path | None,
+        rows: int,
+        **own: Any,
+    ) -> None:
         with sentences():
+            if rows < 1:
+                raise ValueError(f"--rows must be at least 1, not {rows}.")
             if entry.texts and text is None and ids is None:
                 from t2lens.zoo.text import sample_texts
 
                 prompt: Any = sample_texts(entry.passages)
             else:
                 prompt = read_prompt(text, ids)
-            show(lambda: entry.run(load(model, option), prompt, **own), json)
+            show(lambda: entry.run(load(model, option), prompt, **own), json, rows)
 
     what = "The prompt; - reads it from standard input."
     if entry.texts:
@@ -38,6 +48,7 @@ def _command(entry: Analysis) -> Callable[..., None]:
         "ids": (str | None, typer.Option(help=IDS), None),
         "option": (list[str] | None, typer.Option(help=OPTION), None),
         "json": (Path | None, typer.Option(help=JSON), None),
+        "rows": (int, typer.Option(help="Rows of the table that are printed."), 30),
         **{each.name: _argument(each) for each in entry.options},
     }
     kind = inspect.Parameter.KEYWORD_ONLY
