@@ -128,7 +128,9 @@ def test_shares_of_a_known_network():
     expected = {"embed": 4.0, "0.attn.h0": 0.0, "0.attn.h1": 2.0, "0.attn.bias": 0.25, "0.mlp": 0.0, "bias": 0.5}
     assert said == pytest.approx(expected, abs=1e-12)
     assert [row[:2] for row in finding.rows[:2]] == [("logit of the model", 6.75), ("embed", 4.0)]
-    assert attribute_logits(model, [0, 3], token=3, against=1).columns == ("part", "share")
+    difference = attribute_logits(model, [0, 3], token=3, against=1)
+    assert difference.columns == ("part", "share")
+    assert difference.rows[0][0] == "difference of logits"
     above = dict(zip(finding["part"].values.tolist(), finding["share_above_mean"].values.tolist(), strict=True))
     assert above["embed"] == pytest.approx(3.0) and above["bias"] == pytest.approx(0.375)
     wanted = attribute_logits(model, [0, 3])
