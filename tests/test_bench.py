@@ -8,7 +8,7 @@ import pytest
 
 from t2lens.bench import SUITES, Ratio, timing
 
-_SMALLER = {"effects": {"n_layers": 2}}  # where a ratio takes seconds
+_SMALLER = {"effects": {"n_layers": 2}, "store": {"n_sequences": 8, "d_model": 32}}  # where a ratio takes seconds
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -16,6 +16,13 @@ def test_suites_run(suite):
     ratios = list(islice(SUITES[suite](pairs=2, **_SMALLER.get(suite, {})), 3))
     assert len({ratio.name for ratio in ratios}) == 3
     assert all(0 < ratio.low <= ratio.median <= ratio.high and ratio.seconds > 0 for ratio in ratios)
+
+
+def test_the_store_is_also_measured_against_a_loop_and_a_plain_read():
+    names = [ratio.name for ratio in SUITES["store"](pairs=2, **_SMALLER["store"])]
+    assert len(names) == 5
+    assert names[3].endswith("run_with_cache and torch.save")
+    assert names[4].endswith("/ pread")
 
 
 def test_a_part_can_stand_for_the_whole(monkeypatch):

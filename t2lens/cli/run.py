@@ -52,7 +52,7 @@ def train(
 @app.command()
 def bench(
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="[SUITE]...", help="hooks, systems, effects; default: all.")
+        list[str] | None, typer.Argument(metavar="[SUITE]...", help="hooks, systems, effects, store; default: all.")
     ] = None,
     pairs: Annotated[int, typer.Option(help="Pairs of runs per ratio.")] = 21,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,

@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ class Plan:
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of the run's folder."""
         return hashlib.sha256(self.to_json()).hexdigest()[:16]

@@ -15,6 +15,7 @@ __all__ = ["Files"]
 
 _MOST_OPEN = 256
 _BLOCK = 16 * 2**20
+_PREADV = getattr(os, "preadv", None)  # not on Windows
 
 
 class _Handle:
@@ -26,17 +27,17 @@ class _Handle:
 
     def read_into(self, view: memoryview, start: int) -> int:
         """How many bytes came: fewer than the view holds where the file ends."""
-        done = 0
-        while done < len(view):
-            n = self._some(view[done:] if done else view, start + done)
+        done = self._some(view, start)
+        while 0 < done < len(view):
+            n = self._some(view[done:], start + done)
             if not n:
                 break
             done += n
         return done
 
     def _some(self, view: memoryview, start: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self.number, (view,), start)
+        if _PREADV is not None:
+            return _PREADV(self.number, (view,), start)
         with self._lock:
             os.lseek(self.number, start, os.SEEK_SET)
             data = os.read(self.number, len(view))

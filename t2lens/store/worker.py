@@ -22,7 +22,7 @@ from torch import Tensor
 from t2lens.files import write_file, write_parts
 from t2lens.store.memory import last_layer, taking
 from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, in_words, make_run, read_plan, sha256_of
-from t2lens.store.wants import read_wants
+from t2lens.store.wants import Want, read_wants
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -110,7 +110,7 @@ def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> I
     plan = read_plan(run)
     tokens = _check(model, run, plan)
     (run / "shards").mkdir(exist_ok=True)
-    before = torch.get_num_threads()
+    before, wants = torch.get_num_threads(), read_wants(model, plan.what)
     with _Writer(run, plan) as writer:
         for shard in shards:
             record = committed(run, shard)
@@ -118,7 +118,7 @@ def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> I
                 rows = plan.rows(shard)
                 torch.set_num_threads(plan.threads)
                 try:
-                    writer.put(shard, _forward(model, plan, np.asarray(tokens[rows.start : rows.stop])))
+                    writer.put(shard, _forward(model, plan, wants, np.asarray(tokens[rows.start : rows.stop])))
                 finally:
                     torch.set_num_threads(before)
             elif record.get("plan") != plan.name:
@@ -148,8 +148,8 @@ def _check(model: Transformer, run: Path, plan: Plan) -> np.ndarray:
 
 
 @torch.inference_mode()
-def _forward(model: Transformer, plan: Plan, tokens: np.ndarray) -> dict[str, Tensor]:
-    wants, device = read_wants(model, plan.what), model.W_E.device
+def _forward(model: Transformer, plan: Plan, wants: Sequence[Want], tokens: np.ndarray) -> dict[str, Tensor]:
+    device = model.W_E.device
     pinned = device.type == "cuda"
     kept = {
         key: torch.empty((len(tokens), *about["shape"]), dtype=getattr(torch, about["dtype"]), pin_memory=pinned)
