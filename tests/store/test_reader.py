@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +241,13 @@ def read_here(store: Store, row: int) -> list[float]:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_other_processes_read_the_same(run: Path, method: str) -> None:
-    with served(run) as (url, _), multiprocessing.get_context(method).Pool(1) as pool:
+    context = multiprocessing.get_context(method)
+    # an executor, because a worker that cannot start raises there, and a Pool waits for it for ever
+    with served(run) as (url, _), ProcessPoolExecutor(1, mp_context=context) as pool:
         for place in (str(run), url):
             store = Store(place)
             store[KEY][0]  # open before the copy is made
-            assert pool.apply(read_here, (store, 9)) == store[KEY][9, 3].tolist()
+            assert pool.submit(read_here, store, 9).result() == store[KEY][9, 3].tolist()
             store.close()
 
 
