@@ -327,7 +327,9 @@ class _Report:
             read = part.about.get("read")
             shares = None if self.explained is None else self.explained[part.key]
             for i, name in enumerate(part.names, start=own.start):
-                label = {"weight": f"{read} <- {name[1:-1]}", "norm": f"length of {read}"}.get(family, part.key + name)
+                label = f"length of {read}" if family == "norm" else part.key + name
+                if family == "weight":
+                    label = f"{read} <- {part.about['labels']['source'][i - own.start]}"
                 row: list[Value] = [label, float(seen.total.mean[0, i]), float(seen.total.std()[0, i])]
                 row += [float(self.quantiles[i, q]) for q in (low, middle, high)]
                 own_shares = np.full(len(PARTS), np.nan)

@@ -230,3 +230,4 @@ def test_the_command_line_and_the_pictures(tmp_path: Path) -> None:
     found = statistics(t2lens.load("ddl"), sample_texts(1))
     assert [found.plot(i) is not None for i in range(len(found.charts))] == [True] * 3
     assert any("hook_beta" in str(row[0]) for row in found.rows)
+    assert "0.attn <- embed" in [row[0] for row in statistics(t2lens.load("elc-bert"), ["One line."]).rows]
