@@ -7,5 +7,7 @@ from t2lens.store.plan import make_run as make_run
 from t2lens.store.plan import read_plan as read_plan
 from t2lens.store.reader import Store as Store
 from t2lens.store.statistics import statistics as statistics
+from t2lens.store.upkeep import examine as examine
+from t2lens.store.upkeep import repair_run as repair_run
 from t2lens.store.worker import collect as collect
 from t2lens.store.worker import run_shards as run_shards

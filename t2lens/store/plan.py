@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from t2lens.analysis.progress import progress
 from t2lens.files import hold, sync_folder, write_file
 from t2lens.store.documents import TOKEN_ID_FILES, documents, token_ids
 from t2lens.store.memory import capture_size
@@ -278,7 +279,7 @@ def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path)
     with tokens_file.open("wb") as tokens, documents_file.open("wb") as starts:
         for file in (tokens, starts):
             file.write(bytes(_NPY_HEADER))
-        for ids in token_rows(model, source, field):
+        for ids in progress(token_rows(model, source, field), "tokenising"):
             starts.write(np.array([total, len(ids)], dtype=np.uint64).data)
             tokens.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
             total += len(ids)
