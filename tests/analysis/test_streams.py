@@ -88,12 +88,12 @@ def test_streams_that_hold_the_same_and_are_not_used_alike() -> None:
     used = seed % 2
     found = ablate_streams(model, random_tokens(seed))
     assert np.abs(found["cosine"].values - 1).max() < 1e-10
-    assert np.nanmax(np.abs(found["substituted"].values)) == 0.0  # a copy stands in for all
+    assert np.nanmax(np.abs(found["substituted"].values)) < 1e-12  # a copy stands in for all
     assert np.abs(found["ablated"].values[:, 1 - used]).max() < 1e-10
     assert np.abs(found["ablated"].values[:, used]).min() > 1e-4
     assert np.abs(found["both"].values[:, 0, 1] - found["ablated"].values[:, used]).max() < 1e-10
     rescue = found["rescue"].values[:, used, 1 - used]
-    assert (rescue[np.isfinite(rescue)] == 1).all()
+    assert np.abs(rescue[np.isfinite(rescue)] - 1).max() < 1e-9
 
 
 def test_streams_are_copies_before_the_first_block() -> None:
