@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from t2lens.cli import app
 from tests.systems import SYSTEMS, random_tokens, tiny
 
 WEIGHED = [name for name in SYSTEMS if routes_of(tiny(name), "source")]
+
+
+def _cases(systems: Iterable[str]) -> list[tuple[str, str]]:
+    """Every system over its atoms, and over its sources where it has depth weights of its own."""
+    return [(name, over) for name in systems for over in ("source", "atom") if over == "atom" or name in WEIGHED]
 
 
 def _input(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,11 +73,8 @@ def _measures(plain: Any, other: Any, tokens: Any, mask: Any, token: int | None 
     return float(np.mean(loss)), float(np.mean(kl)), float(np.mean(logit))
 
 
-@pytest.mark.parametrize("over", ["source", "atom"])
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(("system", "over"), _cases(SYSTEMS))
 def test_batched_effects_are_those_of_one_pass_per_route(system: str, over: str) -> None:
-    if over == "source" and system not in WEIGHED:
-        pytest.skip("no depth weights")
     seed = random.randrange(1000)
     model, (tokens, mask) = tiny(system, seed=seed), _input(seed)
     found = measure_effects(model, tokens, over=over, attention_mask=mask)  # type: ignore[arg-type]
@@ -148,11 +151,10 @@ def test_masses_and_parts_of_sources_are_what_the_pass_shows(system: str) -> Non
         assert (torch.stack(seen) - parts).abs().max() < 1e-10 * max(1, float(parts.abs().max())), (seed, read.name)
 
 
-@pytest.mark.parametrize("over", ["source", "atom"])
-@pytest.mark.parametrize("system", ["attnres-full", "denseformer", "muddformer", "hyper-connections", "ddl-cc", "dca"])
+@pytest.mark.parametrize(
+    ("system", "over"), _cases(["attnres-full", "denseformer", "muddformer", "hyper-connections", "ddl-cc", "dca"])
+)
 def test_the_gradient_is_the_slope_of_the_loss(system: str, over: str) -> None:
-    if over == "source" and system not in WEIGHED:
-        pytest.skip("no depth weights")
     seed = random.randrange(1000)
     model, (tokens, mask) = tiny(system, seed=seed), _input(seed)
     found = measure_effects(model, tokens, over=over, attention_mask=mask, fast=True)  # type: ignore[arg-type]
