@@ -32,6 +32,7 @@ What = Literal["atom", "read", "depth_weight", "head", "stream"]
 Metric = Literal["logit_diff", "loss", "probability", "kl"]
 METRICS: tuple[str, ...] = get_args(Metric)
 _UNITS = {"logit_diff": "logit", "loss": "nats", "probability": "probability", "kl": "nats"}
+_FAR = 3.0  # times the distance of the two runs; beyond it a share of that distance is a quotient by little
 _SHOWN = 60  # rows of the table
 
 
@@ -365,7 +366,7 @@ def _finding(setting: _Setting, what: str, positions: str, values: dict[str, np.
         dataset=xr.Dataset(variables, coords=coords),
         columns=columns,
         rows=rows,
-        notes=(*notes, *_notes(setting, first), *grid.notes, *clean.notices, *corrupted.notices),
+        notes=(*notes, *_notes(setting, first, values[first]), *grid.notes, *clean.notices, *corrupted.notices),
         charts=tuple(charts),
     )
 
@@ -399,7 +400,7 @@ def _table(
     return columns, tuple(rows)
 
 
-def _notes(setting: _Setting, first: str) -> list[str]:
+def _notes(setting: _Setting, first: str, shares: np.ndarray) -> list[str]:
     words = [str(t) if setting.model.tokenizer is None else setting.model.tokenizer.str_token(t)
              for t in (setting.answer, setting.wrong)]  # fmt: skip
     low, high = setting.ends
@@ -416,6 +417,11 @@ def _notes(setting: _Setting, first: str) -> list[str]:
     ]
     if high == low:
         notes.append("Both runs have the same metric, so there is nothing to recover; see the raw metric.")
+    elif (most := float(np.nanmax(np.abs(shares), initial=0.0))) > _FAR:
+        notes.append(
+            f"A single patch goes {most:.3g} times as far as the runs are apart: they differ too little in this metric "
+            "for shares to say much. Name the tokens on which they differ (answer, wrong), or read the raw metric."
+        )
     if first == "estimate":
         notes.append("First order at the corrupted run; source: Nanda (2023), Syed et al. (arXiv 2310.10348).")
     else:

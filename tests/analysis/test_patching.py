@@ -245,6 +245,17 @@ def test_half_precision_stays_finite() -> None:
         assert np.isfinite(found["recovered"].values).all()
 
 
+def test_runs_that_hardly_differ_in_the_metric_are_said_to() -> None:
+    model, far = t2lens.load("attnres-full"), "times as far as the runs are apart"
+    pair = ("And the king said unto the queen", "And the lord said unto the queen")
+    near = patch_activations(model, *pair)
+    assert np.nanmax(np.abs(near["recovered"].values)) > 3
+    assert any(far in note for note in near.notes)
+    apart = patch_activations(model, "And the king", "In the beginning God", alignment="right", metric="kl")
+    assert np.nanmax(np.abs(apart["recovered"].values)) < 3
+    assert not any(far in note for note in apart.notes)
+
+
 def test_tokens_are_texts_or_ids_and_default_to_what_each_run_predicts() -> None:
     model = t2lens.load("attnres-block")
     pair = ("And God said unto Moses", "And God said unto Aaron")
