@@ -48,7 +48,7 @@ def _layout(spec: Any, finding: Any) -> dict[str, Any]:
         "xaxis": axis,
         "yaxis": axis,
         "hoverlabel": {"bgcolor": "white", "bordercolor": HAIR, "font": {"size": 12, "color": INK}},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        "legend": {"y": 1, "yanchor": "top", "x": 1.01, "xanchor": "left"},
         "showlegend": bool(spec.by),
     }
 
@@ -65,7 +65,10 @@ def _words(data: Any, axis: str) -> list[str]:
     source = "token" if axis in ("pos", "query", "key") and "token" in data.coords else axis
     if source not in data.coords or data[source].ndim != 1:
         return [str(i) for i in range(data.sizes[axis])]
-    return [markup_safe(clip(glyphs(str(word)), _LABEL)) for word in data[source].values]
+    values = data[source].values
+    if values.dtype.kind == "f":
+        return [fmt(float(value)) for value in values]
+    return [markup_safe(clip(glyphs(str(word)), _LABEL)) for word in values]
 
 
 def _named(spec: Any, variable: Any) -> str:

@@ -60,6 +60,12 @@ def test_every_chart_draws_the_numbers() -> None:
         figure(made, 5)
 
 
+def test_places_on_a_numeric_axis_are_labelled_without_rounding_noise() -> None:
+    data = xr.Dataset({"n": ("bin", np.arange(3.0))}, coords={"bin": np.arange(3) * 0.05 + 0.125})
+    made = finding(dataset=data, charts=(Chart(kind="bars", variable="n", x="bin"),))
+    assert list(made.plot().layout.xaxis.ticktext) == ["0.125", "0.175", "0.225"]
+
+
 def test_tables_show_what_does_not_exist_as_nothing_and_escape_words() -> None:
     shown = text(finding(passed=False))
     assert shown.splitlines()[0] == "A <title>: FAILED"
