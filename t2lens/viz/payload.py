@@ -2,36 +2,71 @@
 
 `maps_payload` takes traces, as `t2lens.trace` and `t2lens.load_trace` return them, and needs neither torch nor
 the models. The renderer (`renderer_js`) draws such a payload in the app, in a notebook and in a static page.
-Everything that any choice of a node can show crosses at once, so choosing needs no server.
+Whatever choosing a node shows crosses at once, so choosing needs no server; only what must be computed for one node, or
+is too long to send, is asked for later.
 
 The payload:
 
     rev         hash of everything below; a renderer that gets the same rev again keeps what it has
     precision   "f4" (float32, the numbers of the dataset) or "f2" (float16: tooltips show 3 digits;
                 an array that float16 cannot hold stays float32)
+    lean        true: too long to send whole (`fitted_payload`); see below what is left out and can be asked for
     hint        one sentence above the maps, or "";  notes  sentences below them
-    quantities  [{key, label, unit, signed, log, lo, hi, above}]: what can colour the grid; one range for all panels,
-                `above` cells exceed hi; log: the colour scale is logarithmic
+    quantities  [{key, label, unit, meaning, signed, log, lo, hi, above, later}]: what can colour the grid; one range
+                for all panels, `above` cells exceed hi; log: the colour scale is logarithmic; later (only where true):
+                some panel or way does not hold its grid yet: ask for "grid"
     depth       [{key, label, signed, hi}]: the reads from depth that can be shown ("weights", "mixing",
                 "contribution", and "share", which the renderer makes of it), one range for all panels
     sequenceHi  top of the range of sequence attention (1)
-    view        {panel, pos, site, quantity, depth, head, way}: what is chosen at first; head is "mean" or "0", "1", ...
+    alignment   null for one panel, or {rule: "same" | "left" | "right", shift, text}: position p of A stands beside
+                p + shift of B. Both prompts the same: "same". Else "left" (same index, shift 0) or "right" (same
+                distance from the end); positions without a partner have nothing beside them, and text says how many
+    view        {panel, pos, site, quantity, depth, head, way}: what is chosen at first; head is "mean", "max" (of each
+                weight over heads) or "0", "1", ...
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
         rows        ["embed", site, ..., "out"], bottom to top
-        ways        {way: {grids, missing, absent, reads, holds}}: the way "" alone where every site has one read
-            grids   {quantity: array [row, pos]}
+        ways        {way: {grids, missing, absent, reads, holds, lens}}: "" alone where every site has one read
+            grids   {quantity: array [row, pos]}; lean: only the first quantity, and only in the way shown first
             missing {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
             reads   {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
-                    names of the sources that exist for read r; values = array [sum of len(columns[r]), pos]
+                    names of the sources that exist for read r; values = array [sum of len(columns[r]), pos];
+                    lean: {} (ask for "column")
             holds   {site: {source: [atoms that it holds at that read]}}; without sources that are one atom
-        sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row
-        patterns    {site: array [head, pos (pos + 1) / 2]}: the same of every head, or {}
+            lens    {words: [...], top: array [read, pos, k], logprob: array of the same}: the likeliest tokens of the
+                    logit lens of each read (rows[1:]) as indices into words, nats; null: the trace follows no token,
+                    or lean (it comes with "column")
+        sequence    {site: array [pos (pos + 1) / 2]}: head mean of the attention, lower triangle row by row; lean: {}
+                    (ask for "row")
+        maxima      the same, of each weight the largest over heads, where patterns lacks the site; may be {}
+        patterns    {site: array [head, pos (pos + 1) / 2]}: the same of every head, or {}: with heads[site] > 1 one row
+                    of them can be asked for ("row")
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
-        next        [pos][k] = [token, log probability in nats or null], or null
+        next        [pos][k] = [token, log probability in nats or null], or null; lean: null (comes with "column")
+        follow      null, or {"text": which token is followed, in words, "tokens": [pos] the token that is followed at
+                    each position (null where there is none), "logit": array [pos] | null its logit, "bias": array [pos]
+                    | null what no atom adds to it}: the column of logit_share and bias sum to logit
     array = {"dtype": "f4" | "f2", "shape": [...], "b64": little-endian values in C order}, or for the renderer
             "bytes", a Uint8Array of the same, in place of "b64"
+
+Answers (`t2lens.apps.answers`): what the renderer asks for later comes as data {"of": rev, "answers": [...]} of a
+second mount of the component, newest last; in all of them "panel" is 0 or 1 and "way" one of the panel's ways:
+
+    {"kind": "rollout", "panel", "pos", "site", "way", "values": array [row, pos], "ends": [sentences]}
+        share of the node that passes each earlier node, both axes; row 0: what each embedding absorbs; NaN above it
+    {"kind": "effects", "panel", "pos", "site", "way", "over": "source" | "atom", "unit": "nats",
+        "values": {name: number | null}, "floor": number, "note"}
+        KL(plain || without) at out of this position with one route into this node taken out; names as in reads
+        ("source": of weights, "atom": of mixing); below floor it is rounding
+    {"kind": "column", "panel", "pos", "ways": {way: {"reads": as `reads` with values [n, 1], "lens": as `lens` with one
+        position, or null}}, "next": [[token, log probability]] or null}
+    {"kind": "row", "panel", "site", "pos", "mean": array [pos + 1], "max": array [pos + 1],
+        "heads": array [head, pos + 1]}   one row of sequence attention
+    {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why}}
+
+It asks through component state `ask` = {"turn", "wants": [{"kind", "panel", "pos", "site", "way", "quantity"}, ...]},
+each with the keys that its answer has.
 """
 
 from __future__ import annotations
@@ -47,6 +82,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
+from t2lens.viz.colors import luts_js
 
 __all__ = [
     "DEPTH",
@@ -76,6 +112,22 @@ MODES = (*DEPTH, "share")
 """What the maps can show of a read from depth: the three, and each contribution's share of their summed norms."""
 
 
+RENDERER = (
+    "ink.js",
+    "panel.js",
+    "answers.js",
+    "maps.js",
+    "tell.js",
+    "pen.js",
+    "draw.js",
+    "layers.js",
+    "between.js",
+    "walk.js",
+    "node.js",
+)
+"""The parts of the renderer, in order."""
+
+
 @functools.cache
 def renderer_js() -> str:
     """The renderer as the text of one ES module: `renderMaps(root, payload, onSelect)` and a default export.
@@ -85,8 +137,8 @@ def renderer_js() -> str:
     """
     read = resources.files("t2lens.viz").joinpath
     css = json.dumps(read("maps.css").read_text("utf-8")).replace("</", "<\\/")
-    parts = [read(name).read_text("utf-8") for name in ("ink.js", "maps.js", "pen.js", "draw.js", "node.js")]
-    return "\n".join([f"const CSS = {css};", *parts])
+    parts = [read(name).read_text("utf-8") for name in RENDERER]
+    return "\n".join([f"const CSS = {css};", luts_js(), *parts])
 
 
 def maps_payload(
