@@ -12,7 +12,7 @@ import xarray as xr
 
 from t2lens.analysis.export import plain_dataset, plain_number
 
-__all__ = ["Chart", "Finding", "load_finding"]
+__all__ = ["Chart", "Finding", "load_finding", "read_finding"]
 
 _FORMAT = "t2lens finding 1"
 Value = str | int | float | bool | None
@@ -130,6 +130,15 @@ def load_finding(path: str | Path) -> Finding:
         raise ValueError(f"There is no file {path}.")
     try:
         plain = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} holds no finding that can be read ({error}).") from None
+    return read_finding(plain, str(path))
+
+
+def read_finding(plain: Any, where: str) -> Finding:
+    """The finding of what `Finding.to_json` says, as json reads it. ValueError in one sentence, which names `where` it
+    was, for anything else."""
+    try:
         if not isinstance(plain, dict) or plain.get("format") != _FORMAT:
             raise ValueError("it is not one that t2lens wrote")
         variables = {
@@ -145,7 +154,7 @@ def load_finding(path: str | Path) -> Finding:
             passed=plain["passed"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no finding that can be read ({error}).") from None
+        raise ValueError(f"{where} holds no finding that can be read ({error}).") from None
 
 
 def _array(values: Any, dtype: str) -> np.ndarray:

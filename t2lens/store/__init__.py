@@ -1,5 +1,6 @@
 """Captures: chosen tensors of many sequences, in memory or on disk. FORMAT.md describes what lies on disk."""
 
+from t2lens.store.bundled import corpus_statistics as corpus_statistics
 from t2lens.store.memory import Captured as Captured
 from t2lens.store.memory import capture as capture
 from t2lens.store.memory import capture_size as capture_size

@@ -42,6 +42,14 @@ class Moments:
         which = np.flatnonzero(other.n)
         self._merge(which, other.n[which], other.mean[which], other.m2[which])
 
+    def joined(self, groups: np.ndarray) -> Moments:
+        """Of groups of groups: `groups` [G] says which of the new ones each of ours belongs to."""
+        out = Moments(int(groups.max()) + 1, self.mean.shape[1])
+        for ours in np.flatnonzero(self.n):  # one after the other: several may belong to one
+            own = slice(ours, ours + 1)
+            out._merge(groups[own], self.n[own], self.mean[own], self.m2[own])
+        return out
+
     def _merge(self, which: np.ndarray, n: np.ndarray, mean: np.ndarray, m2: np.ndarray) -> None:
         before, whole = self.n[which], self.n[which] + n
         change = mean - self.mean[which]

@@ -17,7 +17,8 @@ from t2lens.analysis.variance import explain
 from t2lens.cli import app
 from t2lens.store import Store, collect, statistics
 from t2lens.store.moments import Histogram, Moments
-from t2lens.store.statistics import QUANTILES, report, tally
+from t2lens.store.report import QUANTILES, report
+from t2lens.store.statistics import tally
 from t2lens.zoo.text import sample_texts
 from tests.systems import SYSTEMS, random_tokens, tiny
 
