@@ -9,21 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from t2lens.viz.colors import FONT, THEMES, regimes
 from t2lens.viz.findings import cell
 from t2lens.viz.labels import fmt
-from t2lens.viz.panels import BAD, FONT, HAIR, INK, MUTE
 from t2lens.viz.svg import Plot, heat, row
 
 __all__ = ["report"]
 
-REGIME = (
-    "#aab1b8",
-    "#74bece",
-    "#3467a6",
-    "#f1923e",
-    "#a82f19",
-)  # skip .. reflect: what stays cool, what overshoots warm
-BLUE, RED, GOLD = "#3467a6", "#d0440b", "#a07414"
+LIGHT = THEMES["light"]
+REGIME = regimes()  # skip .. reflect
+BLUE, RED, _, _, GOLD, *_ = LIGHT.series
 WIDE = 1076
 _CUTS = (0.1, 0.9, 1.1, 1.5)
 
@@ -35,12 +30,12 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>%(title)s</title>
 <style>
-body{margin:0 auto;max-width:1076px;padding:26px 24px 60px;background:#fff;color:%(ink)s;font:13.5px/1.5 %(font)s}
+body{margin:0 auto;max-width:1076px;padding:26px 24px 60px;background:%(paper)s;color:%(ink)s;font:13.5px/1.5 %(font)s}
 h1{font-size:20px;font-weight:600;margin:0 0 4px}
 h2{font-size:14px;font-weight:600;margin:30px 0 6px}
 p{margin:4px 0}
 .mute,figcaption,td.mean{color:%(mute)s}
-.verdict{font-weight:600}.pass{color:#1a7f46}.fail{color:%(bad)s}
+.verdict{font-weight:600}.pass{color:%(good)s}.fail{color:%(bad)s}
 figure{margin:26px 0 0}svg{display:block;max-width:100%%;height:auto}
 figcaption{font-size:12px;max-width:900px;margin-top:6px}
 figcaption b{color:%(ink)s}
@@ -70,8 +65,8 @@ sup{line-height:0}
 def report(finding: Any) -> str:
     """A complete HTML file from the Finding of `t2lens.analysis.ddl_audit.audit_ddl`."""
     body = "\n".join(_body(finding))
-    words = {"title": html.escape(finding.title), "ink": INK, "mute": MUTE, "hair": HAIR, "bad": BAD, "font": FONT}
-    return _PAGE % {**words, "body": body}
+    words = {name: getattr(LIGHT, name) for name in ("paper", "ink", "mute", "hair", "bad", "good")}
+    return _PAGE % {**words, "title": html.escape(finding.title), "font": FONT, "body": body}
 
 
 def _body(finding: Any) -> Iterator[str]:
@@ -166,7 +161,7 @@ def _histograms(data: Any, sites: list[str]) -> tuple[str, str]:
                 hover = f"{sites[i]}, beta {fmt(centre - half, 3)} to {fmt(centre + half, 3)}: {int(count)} tokens"
                 plot.bar(centre - half, centre + half, 0, count / top, color, hover)
             for cut in _CUTS:
-                plot.line_at(cut, across=False, color=HAIR, dash="2 2")
+                plot.line_at(cut, across=False, color=LIGHT.hair, dash="2 2")
             words = f"mean {fmt(float(data['beta'].values[i]), 2)}, std {fmt(float(data['beta_std'].values[i]), 2)}"
             plot.text(width - 10, 14, words, anchor="end", size=10)
             plots.append(plot.xticks([0, 0.5, 1, 1.5, 2]))
@@ -225,7 +220,7 @@ def _errors(data: Any, sites: list[str]) -> tuple[str, str]:
     a = Plot(
         third, 230, (-0.6, n - 0.4), (0, 1.05 * max(before.max(), after.max())), title="a  Error along k", bottom=46
     )
-    a.whiskers(xs, np.minimum(before, after), np.maximum(before, after), HAIR)
+    a.whiskers(xs, np.minimum(before, after), np.maximum(before, after), LIGHT.hair)
     a.dots(xs, before, RED, [f"{s}, before" for s in sites]).dots(xs, after, BLUE, [f"{s}, after" for s in sites])
     erased, written = data["erased"].values, data["written"].values
     every = np.concatenate([written, erased if data.attrs["erases"] else written])
@@ -305,7 +300,7 @@ def _effects(data: Any, sites: list[str]) -> tuple[str, str]:
         finite = np.concatenate([e[np.isfinite(e)] for e in ends])
         bottom, top = min(float(finite.min()), 0.0), max(float(finite.max()), 1e-6)
         plot = Plot(width, 230, (-0.6, len(xs) - 0.4), (bottom * 1.05, top * 1.05), title=_symbols(kind), bottom=46)
-        plot.line_at(0).whiskers(xs, low[:-1, k], high[:-1, k], MUTE).dots(xs, effect[:-1, k], BLUE, sites)
+        plot.line_at(0).whiskers(xs, low[:-1, k], high[:-1, k], LIGHT.mute).dots(xs, effect[:-1, k], BLUE, sites)
         plot.text(width - 10, 14, f"all at once {effect[-1, k]:+.3f}", anchor="end")
         plots.append(_depth_axis(plot, sites))
     what = "Change of the loss in nats per token" if by_loss else "KL in nats per token"

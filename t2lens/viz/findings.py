@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from t2lens.viz.colors import FONT, THEMES, ramp
 from t2lens.viz.labels import clip, fmt, glyphs, markup_safe
-from t2lens.viz.panels import BOTH, COOL, FONT, HAIR, INK, MUTE
 
 __all__ = ["cell", "figure", "fragment", "text"]
 
-SERIES = ("#3467a6", "#d0440b", "#2f8f6b", "#8d4a9e", "#a07414", "#5b6168", "#74bece", "#831a1d")
+LIGHT = THEMES["light"]
+SERIES = LIGHT.series
 TABLE_ROWS = 40
 ROUNDING = 1e-12  # of the largest number of a column
 _LABEL, _TITLE = 14, 80  # characters of an axis label, and of a title made of what a variable means
@@ -37,17 +38,17 @@ def figure(finding: Any, chart: int = 0) -> go.Figure:
 def _layout(spec: Any, finding: Any) -> dict[str, Any]:
     meaning = clip(finding.dataset[spec.variable].attrs.get("meaning", ""), _TITLE)
     title = spec.title or meaning[:1].upper() + meaning[1:] or finding.title
-    axis = {"showgrid": False, "zeroline": False, "linecolor": HAIR, "ticks": "outside", "tickcolor": HAIR}
+    axis = {"showgrid": False, "zeroline": False, "linecolor": LIGHT.hair, "ticks": "outside", "tickcolor": LIGHT.hair}
     return {
         "title": {"text": markup_safe(title), "font": {"size": 14}, "x": 0, "xref": "paper"},
-        "font": {"family": FONT, "color": INK, "size": 11},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "font": {"family": FONT, "color": LIGHT.ink, "size": 11},
+        "paper_bgcolor": LIGHT.paper,
+        "plot_bgcolor": LIGHT.paper,
         "margin": {"l": 80, "r": 30, "t": 44, "b": 60},
         "height": 380,
         "xaxis": axis,
         "yaxis": axis,
-        "hoverlabel": {"bgcolor": "white", "bordercolor": HAIR, "font": {"size": 12, "color": INK}},
+        "hoverlabel": {"bgcolor": LIGHT.paper, "bordercolor": LIGHT.hair, "font": {"size": 12, "color": LIGHT.ink}},
         "legend": {"y": 1, "yanchor": "top", "x": 1.01, "xanchor": "left"},
         "showlegend": bool(spec.by),
     }
@@ -87,12 +88,12 @@ def _heat(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
     finite = values[np.isfinite(values)]
     most = float(np.abs(finite).max()) if finite.size else 1.0
     low = -most if spec.signed else float(min(finite.min(), 0.0)) if finite.size else 0.0
-    ramp = BOTH if spec.signed else COOL
+    colors = ramp("both" if spec.signed else "cool")
     columns, rows = _words(data, spec.x), _words(data, spec.y)
     spelled = [[f"{spec.y} {row}<br>{spec.x} {i} {word}" for i, word in enumerate(columns)] for row in rows]
     plain.add_heatmap(
         z=values,
-        colorscale=[(i / (len(ramp) - 1), color) for i, color in enumerate(ramp)],
+        colorscale=[(i / (len(colors) - 1), color) for i, color in enumerate(colors)],
         zmin=low,
         zmax=most if most > low else low + 1,
         customdata=spelled,
@@ -104,7 +105,7 @@ def _heat(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
     )
     plain.update_xaxes(title=spec.x, tickangle=-60 if max(map(len, columns), default=0) > 3 else 0, **_ticks(columns))
     plain.update_yaxes(title=spec.y, **_ticks(rows, 48))
-    return plain.update_layout(height=max(260, min(760, 130 + 15 * len(rows))), plot_bgcolor="#f4f4f2")
+    return plain.update_layout(height=max(260, min(760, 130 + 15 * len(rows))), plot_bgcolor=LIGHT.blank)
 
 
 def _scatter(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
@@ -130,7 +131,7 @@ def _scatter(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
     unit = x.attrs.get("unit", "")
     plain.update_xaxes(title=markup_safe(f"{spec.x.replace('_', ' ')}{f' ({unit})' if unit else ''}"))
     plain.update_yaxes(title=_named(spec, y))
-    return plain.add_hline(y=0, line_width=1, line_color=HAIR)
+    return plain.add_hline(y=0, line_width=1, line_color=LIGHT.hair)
 
 
 def _places(data: Any, dims: Any) -> list[tuple[str, ...]]:
@@ -155,7 +156,7 @@ def _series(plain: go.Figure, data: Any, spec: Any, add: Any) -> go.Figure:
         )
     plain.update_xaxes(title=spec.x, tickangle=-60 if max(map(len, words), default=0) > 3 else 0, **_ticks(words))
     plain.update_yaxes(title=_named(spec, array))
-    return plain.add_hline(y=0, line_width=1, line_color=HAIR)
+    return plain.add_hline(y=0, line_width=1, line_color=LIGHT.hair)
 
 
 def _bars(plain: go.Figure, data: Any, spec: Any) -> go.Figure:
@@ -213,10 +214,10 @@ def fragment(finding: Any) -> str:
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     verdict = "" if finding.passed is None else f" \u2014 {'passed' if finding.passed else 'FAILED'}"
     return (
-        f"<div style='font-family:{FONT};color:{INK};font-size:13px'>"
+        f"<div style='font-family:{FONT};color:{LIGHT.ink};font-size:13px'>"
         f"<p><b>{html.escape(finding.title)}{verdict}</b></p>"
         f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        f"<ul style='color:{MUTE};font-size:12px;padding-left:1.2em'>{listed}</ul></div>"
+        f"<ul style='color:{LIGHT.mute};font-size:12px;padding-left:1.2em'>{listed}</ul></div>"
     )
 
 

@@ -9,18 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from t2lens.viz.colors import FONT, THEMES, shade
 from t2lens.viz.labels import clip, fmt, markup_safe
 
 __all__ = ["MASKED", "NO_SOURCE", "Panel", "Scale", "draw"]
 
 NO_SOURCE, MASKED = 1, 2
 
-# The ramps of ink.js at nine even steps: even in lightness, so they also print in grey.
-COOL = ["#effaf5", "#c5e9e6", "#98d8d8", "#74bece", "#4ea5c4", "#4086b6", "#3467a6", "#304883", "#292b62"]
-WARM = ["#fbf9f0", "#f8e6c4", "#f4d397", "#f4b36d", "#f1923e", "#e16d27", "#d0440b", "#a82f19", "#831a1d"]
-BOTH = ["#1d438c", "#3e72b1", "#64a2d5", "#aecce6", "#f8f7f4", "#f5c19d", "#eb883b", "#bc5428", "#8d1b17"]
-INK, MUTE, HAIR, MASK, BAD = "#1b1f24", "#5b6168", "#c9ccd0", "#e6e7ea", "#b3261e"
-FONT = "Helvetica Neue, Helvetica, Arial, sans-serif"
+LIGHT = THEMES["light"]
 
 STOPS = 32  # steps of a colour scale
 MARKS = 6000  # single marks on exact zeros; above that the caption only counts them
@@ -95,9 +91,9 @@ class Scale:
 
     def axis(self, x: float, height: int) -> dict[str, Any]:
         """A plotly coloraxis with its bar at x (a fraction of the drawing area)."""
-        ramp = BOTH if self.signed else WARM if self.warp == "root" else COOL
+        ramp = "both" if self.signed else "warm" if self.warp == "root" else "cool"
         low, high = self.range
-        stops = [(self._place(i / STOPS), _mixed(ramp, i / STOPS)) for i in range(STOPS + 1)]
+        stops = [(self._place(i / STOPS), shade(ramp, i / STOPS)) for i in range(STOPS + 1)]
         part = _SIGNED_TICKS[self.warp == "root"] if self.signed else [self._place(f) for f in _TICKS[self.warp]]
         ticks = [low + f * (high - low) for f in part]
         ticks = [low, *(float(f"{t:.2g}") if abs(t) > 1e-9 * high else 0.0 for t in ticks[1:-1]), high]
@@ -107,7 +103,7 @@ class Scale:
             "title": {"text": self.label + ("" if self.warp == "linear" else f", {self.warp} scale"), "side": "right"},
             "tickvals": ticks,
             "ticktext": text,
-            "tickfont": {"size": 10, "color": MUTE},
+            "tickfont": {"size": 10, "color": LIGHT.mute},
             "x": x,
             "xanchor": "left",
             "xpad": 0,
@@ -116,7 +112,7 @@ class Scale:
             "outlinewidth": 0,
             "ticks": "outside",
             "ticklen": 3,
-            "tickcolor": MUTE,
+            "tickcolor": LIGHT.mute,
             "lenmode": "pixels",
             "len": height,
             "y": 1,
@@ -132,14 +128,6 @@ class Scale:
         if self.warp == "root":
             return (1 + (2 * f - 1) * abs(2 * f - 1)) / 2 if self.signed else f * f
         return f
-
-
-def _mixed(ramp: list[str], f: float) -> str:
-    """The colour at fraction `f` of a ramp of even steps."""
-    at = f * (len(ramp) - 1)
-    i = min(int(at), len(ramp) - 2)
-    ends = [[int(color[c : c + 2], 16) for c in (1, 3, 5)] for color in ramp[i : i + 2]]
-    return "#" + "".join(f"{round(a + (at - i) * (b - a)):02x}" for a, b in zip(*ends, strict=True))
 
 
 def draw(
@@ -184,7 +172,7 @@ def draw(
             yanchor="bottom",
             yshift=6,
             showarrow=False,
-            font={"size": 13, "color": INK},
+            font={"size": 13, "color": LIGHT.ink},
         )
         color = "coloraxis2" if difference and i == len(panels) else "coloraxis"
         top = _top_of(panel, scale) if i < len(panels) else None
@@ -217,20 +205,20 @@ def draw(
         xshift=-LEFT + 10,
         align="left",
         showarrow=False,
-        font={"size": 11, "color": MUTE},
+        font={"size": 11, "color": LIGHT.mute},
     )
     bottom = below + LINE * len(lines) + 16
     figure.update_layout(
         width=LEFT + inner + BAR,
         height=TOP + tall + bottom,
         margin={"l": LEFT, "r": BAR, "t": TOP, "b": bottom},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        font={"family": FONT, "color": INK, "size": 11},
+        paper_bgcolor=LIGHT.paper,
+        plot_bgcolor=LIGHT.paper,
+        font={"family": FONT, "color": LIGHT.ink, "size": 11},
         hoverlabel={
-            "bgcolor": "white",
-            "bordercolor": HAIR,
-            "font": {"size": 12, "color": INK},
+            "bgcolor": LIGHT.paper,
+            "bordercolor": LIGHT.hair,
+            "font": {"size": 12, "color": LIGHT.ink},
             "align": "left",
         },
         showlegend=False,
@@ -280,7 +268,7 @@ def _cells(
     )
     if (panel.kind == MASKED).any():
         masked = np.where(panel.kind == MASKED, np.float32(1), np.float32(np.nan))
-        flat = {"colorscale": [[0, MASK], [1, MASK]], "showscale": False, "hoverinfo": "skip"}
+        flat = {"colorscale": [[0, LIGHT.mask], [1, LIGHT.mask]], "showscale": False, "hoverinfo": "skip"}
         figure.add_trace(go.Heatmap(z=masked, **flat, **place))
     odd, zero = value & ~np.isfinite(z), finite & (z == 0)
     above = finite & (z >= top) if top is not None else np.zeros_like(finite)
@@ -292,9 +280,9 @@ def _cells(
         "triangle: above the range": int(above.sum()),
     }
     for cells, symbol, size, ink in (
-        (odd, "x-thin", 7, MUTE),
-        (zero, "circle", 2.5, MUTE),
-        (above, "triangle-up", 6, "white"),
+        (odd, "x-thin", 7, LIGHT.mute),
+        (zero, "circle", 2.5, LIGHT.mute),
+        (above, "triangle-up", 6, LIGHT.paper),
     ):
         if 0 < cells.sum() <= MARKS:
             r, c = np.nonzero(cells)
@@ -319,7 +307,7 @@ def _cells(
             xref=at[0],
             yref=at[1],
             showarrow=False,
-            font={"size": 12, "color": MUTE},
+            font={"size": 12, "color": LIGHT.mute},
         )
 
 
@@ -334,15 +322,15 @@ def _axes(
     first: bool,
 ) -> None:
     rows, columns = panel.z.shape
-    look = {"tickfont": {"size": 10, "color": MUTE}, "showgrid": False, "zeroline": False, "ticks": ""}
-    look |= {"showline": True, "linecolor": HAIR, "mirror": True, "fixedrange": True}
+    look = {"tickfont": {"size": 10, "color": LIGHT.mute}, "showgrid": False, "zeroline": False, "ticks": ""}
+    look |= {"showline": True, "linecolor": LIGHT.hair, "mirror": True, "fixedrange": True}
 
     def ticks(n: int, pixels: int, words: list[str], most: int) -> dict[str, Any]:
         at = np.arange(0, n, max(1, -(-12 * n // pixels)))
         return {"tickvals": at, "ticktext": [markup_safe(clip(words[i], most)) for i in at]}
 
     def title(text: str) -> dict[str, Any]:
-        return {"text": text, "font": {"size": 11, "color": MUTE}, "standoff": 5}
+        return {"text": text, "font": {"size": 11, "color": LIGHT.mute}, "standoff": 5}
 
     figure.layout[f"xaxis{suffix}"] = {
         **look,
@@ -403,7 +391,7 @@ def _caption(
     lines += _told([" ".join(trace.notices) for trace in traces])
     lines += _told([_checked(trace) for trace in traces])
     return [
-        f'<span style="color:{BAD}"><b>{part}</b></span>' if "FAILED" in line else part
+        f'<span style="color:{LIGHT.bad}"><b>{part}</b></span>' if "FAILED" in line else part
         for line in lines
         for part in map(markup_safe, _wrap(line, width))
     ]

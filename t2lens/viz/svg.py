@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from t2lens.viz.colors import FONT, THEMES, shade
 from t2lens.viz.labels import fmt
-from t2lens.viz.panels import COOL, FONT, HAIR, INK, MUTE
 
 __all__ = ["Plot", "heat", "row"]
 
+INK, MUTE, HAIR = THEMES["light"].ink, THEMES["light"].mute, THEMES["light"].hair
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 34
 TEXT = 10.5  # points of tick labels
 
@@ -189,7 +190,7 @@ def heat(values: np.ndarray, names: Sequence[str], title: str, *, size: int = 33
     off = ~np.eye(n, dtype=bool) & np.isfinite(values)
     top = most if most is not None else float(values[off].max()) if off.any() else 1.0
     for i, j in zip(*np.nonzero(off), strict=True):
-        color = _ramp(float(values[i, j]) / max(top, 1e-30))
+        color = shade("cool", float(values[i, j]) / max(top, 1e-30))
         plot.bar(j, j + 0.97, i, i + 0.97, color, f"{names[i]}, {names[j]}: {fmt(float(values[i, j]), 3)}")
     centres = [i + 0.5 for i in range(n)]
     step = max(1, math.ceil(n / 24))
@@ -198,7 +199,7 @@ def heat(values: np.ndarray, names: Sequence[str], title: str, *, size: int = 33
     plot.xticks(centres, names, turned=True)
     x0 = n * 1.05
     for i in range(40):
-        plot.bar(x0, x0 + n * 0.03, n * i / 40, n * (i + 1.1) / 40, _ramp((i + 0.5) / 40))
+        plot.bar(x0, x0 + n * 0.03, n * i / 40, n * (i + 1.1) / 40, shade("cool", (i + 0.5) / 40))
     for part in (0, 0.5, 1):
         plot.text(plot.x(x0 + n * 0.045), plot.y(n * part) + 3.5, fmt(top * part, 2), size=TEXT - 1)
     return plot
@@ -215,14 +216,6 @@ def row(*plots: Plot, gap: int = 18) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="{FONT}" role="img">{"".join(parts)}</svg>'
     )
-
-
-def _ramp(f: float) -> str:
-    """The colour at fraction f of the cool ramp."""
-    at = min(max(f, 0.0), 1.0) * (len(COOL) - 1)
-    i = min(int(at), len(COOL) - 2)
-    ends = [[int(color[c : c + 2], 16) for c in (1, 3, 5)] for color in COOL[i : i + 2]]
-    return "#" + "".join(f"{round(a + (at - i) * (b - a)):02x}" for a, b in zip(*ends, strict=True))
 
 
 def _round_ticks(low: float, high: float, *, log: bool) -> list[float]:
