@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import streamlit as st
 
-from t2lens.apps.header import keep
-from t2lens.apps.views.analyses import GROUPS, page
-from t2lens.apps.views.two_axes import two_axes
+from t2lens.apps import frame
+from t2lens.apps.views import PAGES
 
 st.set_page_config(page_title="t2lens", layout="wide", initial_sidebar_state="collapsed")
-pages = [
-    st.Page(two_axes, title="Two axes", url_path="two-axes", default=True),
-    *(st.Page(page(group), title=group.capitalize(), url_path=group) for group in GROUPS),
-]
-st.session_state["pages"] = pages
-keep()
-st.navigation(pages, position="hidden").run()
+
+
+def _shown(page: frame.Page) -> st.Page:
+    draw = functools.partial(frame.run, page)
+    return st.Page(draw, title=page.title, url_path=page.path, default=page.default)
+
+
+shown = [_shown(page) for page in PAGES]
+st.session_state["pages"] = shown
+frame.keep(PAGES)
+st.navigation(shown, position="hidden").run()

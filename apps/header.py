@@ -1,10 +1,14 @@
-"""What stands on top of every page: the name, the pages, and the looks that Streamlit's own chrome gets."""
+"""What stands on top of every page: the name, the pages, and what is chosen for all of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
-__all__ = ["header", "keep", "tell"]
+from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL, PROMPT_LIMIT
+
+__all__ = ["controls", "header", "tell"]
 
 STYLE = """<style>
 .stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 0.7rem 2rem 2rem; max-width: 1680px;}
@@ -20,26 +24,49 @@ STYLE = """<style>
 .st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
 
-KEPT = ("model_a", "model_b", "model", "prompt", "edits")
-"""What is chosen once for all pages (`model`: for all analyses)."""
+EXAMPLE = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
+WORDS = {NO_MODEL: "no model B", CLEAN: "A without its edits"}
 
 
-def keep() -> None:
-    """Streamlit drops the value of a widget that a run does not show; what is chosen for all pages stays."""
-    for key in KEPT:
-        if key in st.session_state:
-            st.session_state[key] = st.session_state[key]
-
-
-def header() -> None:
+def header() -> Any:
+    """Name and pages; returns the place at their right for what a page offers."""
     st.html(STYLE)
-    with st.container(key="pages", horizontal=True, gap="small", vertical_alignment="center"):
+    left, right = st.columns([8, 3], vertical_alignment="center")
+    with left.container(key="pages", horizontal=True, gap="small", vertical_alignment="center"):
         st.markdown("**t2lens**", width="content")
         for page in st.session_state["pages"]:
             st.page_link(page)
+    return right.container(key="tools", horizontal=True, horizontal_alignment="right", gap="small")
+
+
+def controls(names: list[str]) -> None:
+    """Models, edits and prompts, under the keys of the selection."""
+    state = st.session_state
+    a, b, edits, rest = st.columns([2, 2, 1.3, 8.3], vertical_alignment="bottom")
+    a.selectbox("Model A", names, key="model_a")
+    b.selectbox("Model B", [*names, CLEAN, NO_MODEL], key="model_b", format_func=_named)
+    with edits.popover("Edits of A" if state["edits"].strip() else "Edits", width="stretch"):
+        st.text_area("Edits of model A, as JSON", key="edits", height=150, max_chars=PROMPT_LIMIT, placeholder=EXAMPLE)
+        st.caption(f"Choose \u201c{WORDS[CLEAN]}\u201d as B to see both. `t2lens.Edit` says what an edit can be.")
+    with rest.form("prompt-form", border=False):
+        text, own, button = st.columns([8, 1.3, 1.2], vertical_alignment="bottom")
+        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
+        with own.popover("B: own" if state["prompt_b"].strip() else "B: same", width="stretch"):
+            st.text_area("Prompt of B (empty: the same)", key="prompt_b", height=68, max_chars=PROMPT_LIMIT)
+            st.radio(
+                "Prompts of different lengths stand beside each other",
+                ALIGN,
+                key="align",
+                format_func={"left": "from the first token", "right": "from the last token"}.__getitem__,
+            )
+        button.form_submit_button("Run", type="primary", width="stretch")
+
+
+def _named(model: str) -> str:
+    return WORDS.get(model, model)
 
 
 def tell(notices: list[str]) -> None:
     """Sentences for the reader, as plain text."""
-    for notice in notices:
+    for notice in dict.fromkeys(notices):
         st.text(notice)

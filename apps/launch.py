@@ -60,11 +60,11 @@ def run(port: int = 8501, open_browser: bool = False, models: Sequence[str] = ()
 def _warm() -> None:
     """Import, load and run what the first visitor sees; the caches are the server's own."""
     from t2lens.apps import loaders
-    from t2lens.apps.views.two_axes import preset
+    from t2lens.apps.frame import first_view
 
     if not (names := loaders.model_names()):
         return
-    chosen = preset(names)
+    chosen = first_view(names)
     for name in {chosen.model_a, chosen.model_b}:
         try:
             loaders.trace(loaders.load(name), chosen.prompt)

@@ -1,15 +1,19 @@
-"""Models and traces of the dashboard, loaded once and shared between sessions.
+"""Models, traces and findings of the dashboard, loaded once and shared between sessions.
 
-A model is one object for everyone, so a forward pass runs under a lock: hooks are attached to it meanwhile.
-Both caches are bounded, and keyed by the content of the weights, never by the model object.
+Every run borrows a twin of the model: hook points of its own, the same weights. So nothing that one session attaches or
+edits can reach another, and nobody waits for a long analysis of somebody else. All caches are bounded, and keyed by the
+content of the weights, never by the model object.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +21,36 @@ import streamlit as st
 
 import t2lens
 from t2lens.analysis.catalog import analysis
+from t2lens.apps.state import CLEAN, NO_MODEL
+from t2lens.edits import edited, read_edits
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 from t2lens.zoo.text import sample_texts
 
 __all__ = ["Loaded", "add", "added", "analyse", "load", "model_names", "trace"]
 
-_LOCK = threading.Lock()
+_LOADING = threading.Lock()
 _ADDED: dict[str, str] = {}  # name -> what `t2lens.load` takes, beside the bundled models
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model with the hash of its weights."""
+    """A model with the hash of its weights. Read from `model` what you like, but run a `twin`."""
 
     name: str
     weights_hash: str
     model: Any
+    _idle: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    @contextmanager
+    def twin(self) -> Iterator[Any]:
+        """The model with hook points of its own and the same weights, for one run; kept for the next one."""
+        model = self._idle.pop() if self._idle else self._another()
+        yield model  # after an error its hooks may be in doubt, and it is dropped
+        self._idle.append(model)
+
+    def _another(self) -> Any:
+        shared = [*self.model.parameters(), *self.model.buffers(), self.model.tokenizer]
+        return copy.deepcopy(self.model, {id(each): each for each in shared})
 
 
 def model_names() -> list[str]:
@@ -48,7 +66,7 @@ def add(name_or_path: str) -> str:
     name = Path(name_or_path).absolute().name
     if name_or_path in model_names():
         return name_or_path
-    if name in model_names():
+    if name in (*model_names(), CLEAN, NO_MODEL):
         raise ValueError(f"The dashboard has a model {name!r} already; rename the folder {name_or_path!r}.")
     _ADDED[name] = name_or_path
     try:
@@ -73,12 +91,14 @@ def load(name: str) -> Loaded:
 def trace(loaded: Loaded, prompt: str, edits: str = "") -> Any:
     """The trace of a prompt, under edits in JSON where there are any; the last 24 of the server are kept. ValueError,
     TypeError or KeyError, one sentence each, for edits that the model cannot do."""
-    return _trace(loaded.name, loaded.weights_hash, prompt, edits.strip(), _model=loaded.model)
+    return _trace(loaded.name, loaded.weights_hash, prompt, edits.strip(), _loaded=loaded)
 
 
-def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any]) -> Any:
-    """The finding of an analysis of the catalog on a prompt, or on so many bundled passages; the last 16 are kept."""
-    return _analyse(loaded.name, loaded.weights_hash, key, given, tuple(sorted(options.items())), _model=loaded.model)
+def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Any:
+    """The finding of an analysis of the catalog on a prompt, or on so many bundled passages, within the edited model
+    where there are edits; the last 32 are kept."""
+    chosen = tuple(sorted(options.items()))
+    return _analyse(loaded.name, loaded.weights_hash, key, given, chosen, edits.strip(), _loaded=loaded)
 
 
 def _weights_hash(name: str) -> str:
@@ -99,25 +119,26 @@ def _sha256(file: Path, mtime_ns: int, size: int) -> str:  # noqa: ARG001 - what
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _load(name: str, weights_hash: str) -> Loaded:
-    with _LOCK:
+    with _LOADING:  # one at a time: two would need twice the memory
         return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(_ADDED.get(name, name)))
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
-def _trace(name: str, weights_hash: str, prompt: str, edits: str, *, _model: Any) -> Any:  # noqa: ARG001 - for the key
-    with _LOCK:
-        return t2lens.trace(_model, prompt, name=f"{name}, edited" if edits else name, edits=edits or ())
+def _trace(name: str, weights_hash: str, prompt: str, edits: str, *, _loaded: Loaded) -> Any:  # noqa: ARG001 - for the key
+    with _loaded.twin() as model:
+        return t2lens.trace(model, prompt, name=f"{name}, edited" if edits else name, edits=edits or ())
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@st.cache_resource(max_entries=32, show_spinner=False)
 def _analyse(
     name: str,  # noqa: ARG001 - part of the key
     weights_hash: str,  # noqa: ARG001
     key: str,
     given: str | int,
     options: tuple[tuple[str, Any], ...],
+    edits: str,
     *,
-    _model: Any,
+    _loaded: Loaded,
 ) -> Any:
-    with _LOCK:
-        return analysis(key).run(_model, sample_texts(given) if isinstance(given, int) else given, **dict(options))
+    with _loaded.twin() as model, edited(model, read_edits(edits or ())):
+        return analysis(key).run(model, sample_texts(given) if isinstance(given, int) else given, **dict(options))

@@ -1,43 +1,49 @@
-"""What is chosen in the dashboard, as one value, and the same as URL query parameters.
+"""What is chosen in the dashboard, as values, and the same as URL query parameters.
 
-A URL is input from a stranger: `parse_url` never raises, it falls back and says so in a notice, and what it
-quotes is plain text (the page shows notices as text, never as markup).
+One `Selection` holds for every page; a page adds `Parameter`s of its own. A URL is input from a stranger: `parse_url`
+never raises, it falls back and says so in a notice, and what it quotes is plain text (pages show notices as text,
+never as markup).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 __all__ = [
-    "HEADS",
+    "ALIGN",
+    "CLEAN",
     "NO_MODEL",
     "PROMPT_LIMIT",
-    "WAYS",
+    "SHARED",
     "Cell",
+    "Parameter",
     "Selection",
     "fit_cell",
+    "flag",
     "format_url",
+    "limit_prompt",
+    "one_of",
     "parse_url",
     "read_cell",
+    "text",
+    "whole",
 ]
 
-PROMPT_LIMIT = 4000
-"""Characters of a prompt; the models read far fewer tokens, and a URL should stay a URL."""
-
-WAYS = ("", "q", "k", "v", "r")
-"""With what attention reads from depth, where a system mixes queries, keys, values and the carried stream apart; a
-model without that way shows its first."""
-
-HEADS = ("mean", *map(str, range(64)))
-"""What the choice of an attention head can be; a site without that head shows its mean."""
+PROMPT_LIMIT = 12_000
+"""Characters of a prompt: more than 2,048 tokens, and a URL stays a URL."""
 
 NO_MODEL = "none"
 """Stands for "no model B": show A alone."""
+
+CLEAN = "clean"
+"""Stands for "A without its edits" as model B."""
+
+ALIGN = ("left", "right")
+"""How positions of two prompts of different lengths stand beside each other: from the first token, or from the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,39 +57,114 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Everything that a link restores. edits: of model A, as JSON, or nothing. head: "mean", or the number of an
-    attention head as text; cell None: the last position at `out`."""
+    """What holds on every page.
+
+    model_b: a model, `CLEAN` or `NO_MODEL`. prompt_b: of model B, or nothing: the same as A's. edits: of model A, as
+    JSON, or nothing. cell None: the last position at `out`.
+    """
 
     model_a: str
     model_b: str
     prompt: str
-    quantity: str
-    depth: str
-    head: str = "mean"
-    way: str = ""
-    cell: Cell | None = None
+    prompt_b: str = ""
+    align: str = "left"
     edits: str = ""
+    cell: Cell | None = None
+
+
+SHARED = tuple(field.name for field in fields(Selection))
+"""The names under which a session keeps the selection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A choice of one page that a link keeps, under the same key in the session and in the URL.
+
+    read: the value that a text of the URL means; ValueError (a sentence's end: "which ...") for one that it cannot.
+    """
+
+    key: str
+    default: Any
+    read: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+
+def one_of(key: str, allowed: Sequence[str] | Callable[[], Sequence[str]], default: str) -> Parameter:
+    """One of some words."""
+
+    def read(given: str) -> str:
+        words = list(allowed() if callable(allowed) else allowed)
+        if given not in words:
+            near = get_close_matches(given, words, n=1)
+            raise ValueError(f"which does not exist{f' (did you mean {near[0]}?)' if near else ''}")
+        return given
+
+    return Parameter(key=key, default=default, read=read)
+
+
+def whole(key: str, default: int | None, low: int, high: int) -> Parameter:
+    """A whole number from `low` to `high`; nothing, where `default` is None."""
+
+    def read(given: str) -> int | None:
+        if given == "" and default is None:
+            return None
+        if not re.fullmatch(r"-?\d{1,9}", given, flags=re.ASCII) or not low <= int(given) <= high:
+            raise ValueError(f"which is no whole number from {low} to {high}")
+        return int(given)
+
+    return Parameter(key=key, default=default, read=read, write=lambda value: "" if value is None else str(value))
+
+
+def flag(key: str, default: bool) -> Parameter:
+    """Yes ("1") or no ("0")."""
+
+    def read(given: str) -> bool:
+        if given not in ("0", "1"):
+            raise ValueError("which is neither 0 nor 1")
+        return given == "1"
+
+    return Parameter(key=key, default=default, read=read, write=lambda value: "1" if value else "0")
+
+
+def text(key: str, default: str = "", limit: int = 200) -> Parameter:
+    """Any text of at most `limit` characters."""
+
+    def read(given: str) -> str:
+        if len(given) > limit:
+            raise ValueError(f"which has {len(given)} characters; {limit} are allowed")
+        return given
+
+    return Parameter(key=key, default=default, read=read, write=lambda value: value or "")
 
 
 def parse_url(
-    params: Mapping[str, str],
-    default: Selection,
-    *,
-    models: Sequence[str],
-    quantities: Sequence[str],
-    depths: Sequence[str],
-) -> tuple[Selection, list[str]]:
-    """The selection that URL parameters ask for, and one notice for each that had to fall back to `default`.
+    params: Mapping[str, str], default: Selection, *, models: Sequence[str], parameters: Sequence[Parameter] = ()
+) -> tuple[Selection, dict[str, Any], list[str]]:
+    """The selection and the page's own values that URL parameters ask for, and one notice for each that had to fall
+    back to `default`.
 
-    Parameters: a, b (models; b may be "none"), prompt, edits (JSON), quantity, depth, head ("mean", "0", ...), way
-    ("q", ...), and node ("A:7:5.mlp").
+    Parameters of every page: a, b (models; b may be "none" or "clean"), prompt, prompt_b, align, edits (JSON), and
+    node ("A:7:5.mlp").
     """
     notices: list[str] = []
-    one_of = partial(_one_of, params, notices)
-    a = one_of("a", models, default.model_a)
-    b = one_of("b", [*models, NO_MODEL], default.model_b)
-    prompt, cut = limit_prompt(params.get("prompt", default.prompt))
-    notices += cut
+
+    def read(parameter: Parameter, name: str) -> Any:
+        if name not in params:
+            return parameter.default
+        try:
+            return parameter.read(params[name])
+        except ValueError as error:
+            shown = f"; showing {parameter.default}" if parameter.default not in ("", None) else ""
+            notices.append(f"The link asks for {name} = {_quote(params[name])}, {error}{shown}.")
+            return parameter.default
+
+    a = read(one_of("model_a", models, default.model_a), "a")
+    b = read(one_of("model_b", [*models, CLEAN, NO_MODEL], default.model_b), "b")
+    prompts = []
+    for name in ("prompt", "prompt_b"):
+        prompt, cut = limit_prompt(params.get(name, getattr(default, name)))
+        prompts.append(prompt)
+        notices += cut
     cell = default.cell if "prompt" not in params and "node" not in params else None
     if "node" in params:
         cell = parse_cell(params["node"])
@@ -92,60 +173,30 @@ def parse_url(
     selection = Selection(
         model_a=a,
         model_b=b,
-        prompt=prompt,
-        quantity=one_of("quantity", quantities, default.quantity),
-        depth=one_of("depth", depths, default.depth),
-        head=one_of("head", HEADS, default.head),
-        way=one_of("way", WAYS, default.way),
+        prompt=prompts[0],
+        prompt_b=prompts[1],
+        align=read(one_of("align", ALIGN, default.align), "align"),
+        # whether they can be made is checked against the model, when it runs
+        edits=read(text("edits", default.edits, PROMPT_LIMIT), "edits"),
         cell=cell,
-        edits=_limit_edits(params.get("edits", default.edits), notices),
     )
-    return selection, notices
+    return selection, {each.key: read(each, each.key) for each in parameters}, notices
 
 
-def _one_of(params: Mapping[str, str], notices: list[str], key: str, allowed: Sequence[str], fallback: str) -> str:
-    """The parameter `key` where it is allowed, else the fallback and a notice."""
-    value = params.get(key, fallback)
-    if value in allowed:
-        return value
-    near = get_close_matches(value, allowed, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    notices.append(f"The link asks for {key} = {_quote(value)}, which does not exist{hint}; showing {fallback}.")
-    return fallback
-
-
-def parse_analysis(
-    params: Mapping[str, str],
-    *,
-    model: str,
-    prompt: str,
-    analysis: str,
-    models: Sequence[str],
-    analyses: Sequence[str],
-) -> tuple[tuple[str, str, str], list[str]]:
-    """(model, prompt, analysis) that the URL of a page of analyses asks for (parameters a, prompt, analysis), and one
-    notice for each that had to fall back to what is given here."""
-    notices: list[str] = []
-    chosen = _one_of(params, notices, "a", models, model)
-    prompt, cut = limit_prompt(params.get("prompt", prompt))
-    notices += cut
-    return (chosen, prompt, _one_of(params, notices, "analysis", analyses, analysis)), notices
-
-
-def format_url(selection: Selection) -> dict[str, str]:
-    """The query parameters of a selection; `parse_url` of them gives the selection back."""
-    params = {
-        "a": selection.model_a,
-        "b": selection.model_b,
-        "prompt": selection.prompt,
-        "quantity": selection.quantity,
-        "depth": selection.depth,
-        "head": selection.head,
-    }
+def format_url(selection: Selection, values: Mapping[str, Any], parameters: Sequence[Parameter]) -> dict[str, str]:
+    """The query parameters of a selection and of a page's own values; `parse_url` of them gives both back. Defaults are
+    written too, so that a link means the same when a later version has others; what is nothing is left out."""
+    params = {"a": selection.model_a, "b": selection.model_b, "prompt": selection.prompt}
+    if selection.prompt_b:
+        params["prompt_b"] = selection.prompt_b
+    if selection.align != ALIGN[0]:
+        params["align"] = selection.align
     if selection.edits.strip():
         params["edits"] = selection.edits.strip()
-    if selection.way:
-        params["way"] = selection.way
+    for each in parameters:
+        written = each.write(values[each.key])
+        if written or each.default not in ("", None):
+            params[each.key] = written
     if selection.cell is not None:
         params["node"] = format_cell(selection.cell)
     return params
@@ -194,15 +245,6 @@ def limit_prompt(prompt: str) -> tuple[str, list[str]]:
     if len(prompt) <= PROMPT_LIMIT:
         return prompt, []
     return prompt[:PROMPT_LIMIT], [f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."]
-
-
-def _limit_edits(edits: str, notices: list[str]) -> str:
-    """The edits of a link, or none and a notice where they are too long to be any. What they say is checked against
-    the model when it runs."""
-    if len(edits) <= PROMPT_LIMIT:
-        return edits
-    notices.append(f"The link asks for edits of {len(edits)} characters; {PROMPT_LIMIT} are allowed, so none is made.")
-    return ""
 
 
 def _quote(text: str) -> str:

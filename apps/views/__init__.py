@@ -1,1 +1,8 @@
-"""Pages of the dashboard; each is a function without arguments."""
+"""The pages, in the order in which the header lists them."""
+
+from t2lens.apps.views.analyses import ANALYSES_PAGE
+from t2lens.apps.views.two_axes import TWO_AXES
+
+__all__ = ["PAGES"]
+
+PAGES = (TWO_AXES, ANALYSES_PAGE)

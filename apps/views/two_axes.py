@@ -2,119 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
 from t2lens.analysis.quantities import QUANTITIES, attention_of
-from t2lens.apps import loaders
 from t2lens.apps.components.maps import maps
-from t2lens.apps.header import header, tell
-from t2lens.apps.state import (
-    HEADS,
-    NO_MODEL,
-    PROMPT_LIMIT,
-    WAYS,
-    Cell,
-    Selection,
-    fit_cell,
-    format_url,
-    limit_prompt,
-    parse_url,
-    read_cell,
-)
+from t2lens.apps.frame import Frame, Page
+from t2lens.apps.header import tell
+from t2lens.apps.state import Cell, fit_cell, one_of, read_cell
 from t2lens.viz.payload import MODES, maps_payload
 
-__all__ = ["preset", "two_axes"]
+__all__ = ["TWO_AXES"]
 
-PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
-PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
-SELECTED = ("model_a", "model_b", "prompt", "edits", "quantity", "depth", "head", "way", "cell")
-EXAMPLE = '{"target": "atom", "site": "3.attn", "operation": "zero"}'
+WAYS = ("", "q", "k", "v", "r")
+"""With what attention reads from depth, where a system mixes queries, keys, values and the carried stream apart; a
+model without that way shows its first."""
+
+HEADS = ("mean", *map(str, range(64)))
+"""What the choice of an attention head can be; a site without that head shows its mean."""
+
 HEADS_UP_TO = 128
 """Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
 
 
-def two_axes() -> None:
-    header()
-    names = loaders.model_names()
-    if not names:
-        tell(["No trained model is bundled with this installation: train one with t2lens train."])
-        return
+def two_axes(frame: Frame) -> None:
     state = st.session_state
-    first = "quantity" not in state
-    notices = _read_url(names) if first else []
-    _controls(names)
-    prompt, cut = limit_prompt(state["prompt"])
-    notices += cut
-    if not prompt.strip():
-        tell([*notices, "The prompt is empty: type a few words and press Run."])
-        _write_url()
-        return
-    chosen = [state["model_a"], *([state["model_b"]] if state["model_b"] != NO_MODEL else [])]
-    try:
-        with st.spinner("Running the models ..."):
-            loaded = [loaders.load(name) for name in chosen]
-            edits = [state["edits"], ""][: len(loaded)]  # of A alone: B, if it is the same model, shows it without
-            traces = [loaders.trace(one, prompt, text) for one, text in zip(loaded, edits, strict=True)]
-    except (ValueError, TypeError, KeyError) as error:
-        # a sentence for the reader: damaged weights, a prompt that cannot be traced, edits that this model cannot do
-        tell([*notices, str(error.args[0])])
-        _write_url()
-        return
-    notices += dict.fromkeys(notice for trace in traces for notice in trace.notices)
+    with st.spinner("Running the models ..."):
+        traces = [side.trace() for side in frame.sides]
+    notices = list(dict.fromkeys(notice for trace in traces for notice in trace.notices))
     tokens = [len(trace.tokens) for trace in traces]
     sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
     notices += _fit_head(traces)
-    tell([*notices, *(moved if first else [])])  # after a new prompt, moving the node into it needs no word
-    identity = (*chosen, *(one.weights_hash for one in loaded), prompt, state["edits"])
+    tell([*notices, *(moved if frame.first else [])])  # after a new prompt, moving the node into it needs no word
+    identity = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
     maps(_payload(identity, traces), key="maps", on_change=_chosen)
-    _write_url()
-
-
-def preset(names: list[str]) -> Selection:
-    """What a first visit shows."""
-    a = [*loaders.added(), *(name for name in names if name == "attnres-full"), *names][0]
-    b = "ddl-cc-ec" if "ddl-cc-ec" in names else names[-1]
-    return Selection(
-        model_a=a,
-        model_b=b,
-        prompt=PRESET_PROMPT,
-        quantity="effective_atoms",
-        depth="share",
-        cell=PRESET_CELL,
-    )
-
-
-def _read_url(names: list[str]) -> list[str]:
-    """The first run of a session on this page takes its state from the URL, then from what other pages chose. Returns a
-    notice for what the URL asked in vain."""
-    state, default = st.session_state, preset(names)
-    asked = {key: st.query_params[key] for key in st.query_params}
-    if "prompt" in state:
-        cell = default.cell if state["prompt"] == default.prompt else None
-        default = replace(default, model_a=state.get("model", default.model_a), prompt=state["prompt"], cell=cell)
-    selection, notices = parse_url(asked, default, models=names, quantities=list(QUANTITIES), depths=MODES)
-    for key in SELECTED:
-        state[key] = getattr(selection, key)
-    state["newcomer"] = not asked
-    return notices
-
-
-def _controls(names: list[str]) -> None:
-    a, b, edits, rest = st.columns([2, 2, 1.1, 8.5], vertical_alignment="bottom")
-    a.selectbox("Model A", names, key="model_a")
-    b.selectbox("Model B", [*names, NO_MODEL], key="model_b")
-    with edits.popover("Edits of A" if st.session_state["edits"].strip() else "Edits", width="stretch"):
-        st.text_area("Edits of model A, as JSON", key="edits", height=150, max_chars=PROMPT_LIMIT, placeholder=EXAMPLE)
-        st.caption("Choose the same model as B to see it without them. `t2lens.Edit` says what an edit can be.")
-    with rest.form("prompt-form", border=False):
-        text, run = st.columns([9, 1.2], vertical_alignment="bottom")
-        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
-        run.form_submit_button("Run", type="primary", width="stretch")
 
 
 def _fit_head(traces: list[Any]) -> list[str]:
@@ -127,7 +51,7 @@ def _fit_head(traces: list[Any]) -> list[str]:
     return [f"There is no attention head {head} here (0..{n_heads - 1}); showing the mean of all."]
 
 
-def _payload(identity: tuple[str, ...], traces: list[Any]) -> dict[str, Any]:
+def _payload(identity: tuple[Any, ...], traces: list[Any]) -> dict[str, Any]:
     """The payload of these traces. It keeps the view that it was made with: later choices live in the browser
     and in the URL, so a click sends nothing but itself."""
     state = st.session_state
@@ -197,9 +121,15 @@ def _chosen() -> None:
             state["way"] = show["way"]
 
 
-def _write_url() -> None:
-    state = st.session_state
-    selection = Selection(**{key: state[key] for key in SELECTED})
-    wanted = format_url(selection)
-    if {key: st.query_params[key] for key in st.query_params} != wanted:
-        st.query_params.from_dict(wanted)
+TWO_AXES = Page(
+    path="two-axes",
+    title="Two axes",
+    draw=two_axes,
+    default=True,
+    parameters=(
+        one_of("quantity", list(QUANTITIES), "effective_atoms"),
+        one_of("depth", MODES, "share"),
+        one_of("head", HEADS, "mean"),
+        one_of("way", WAYS, ""),
+    ),
+)

@@ -12,25 +12,25 @@ from streamlit.testing.v1 import AppTest
 import t2lens
 from t2lens.analysis.catalog import ANALYSES, analysis
 from t2lens.apps import loaders
-from t2lens.apps.state import parse_analysis
 from t2lens.apps.views.analyses import GROUPS
 
 PROMPT = "the king saw the <b>&"
 
 
-def _page(group: str) -> None:
+def _page() -> None:
     import streamlit as st
 
-    from t2lens.apps.header import keep
-    from t2lens.apps.views.analyses import page
+    from t2lens.apps import frame
+    from t2lens.apps.views import PAGES
+    from t2lens.apps.views.analyses import ANALYSES_PAGE
 
     st.session_state["pages"] = []
-    keep()
-    page(group)()
+    frame.keep(PAGES)
+    frame.run(ANALYSES_PAGE)
 
 
-def open_page(group: str, **params: str) -> AppTest:
-    app = AppTest.from_function(_page, args=(group,), default_timeout=120)
+def open_page(**params: str) -> AppTest:
+    app = AppTest.from_function(_page, default_timeout=120)
     for key, value in params.items():
         app.query_params[key] = value
     return app.run()
@@ -50,7 +50,7 @@ def test_every_analysis_stands_on_a_page() -> None:
 
 
 def test_a_page_shows_the_numbers_of_the_function() -> None:
-    app = open_page("attribution", a="standard", prompt=PROMPT, analysis="logits")
+    app = open_page(b="none", a="standard", prompt=PROMPT, analysis="logits")
     assert not app.exception
     finding = analysis("logits").run(t2lens.load("standard"), PROMPT)
     table = app.dataframe[0].value
@@ -60,14 +60,16 @@ def test_a_page_shows_the_numbers_of_the_function() -> None:
         assert row[1] == pytest.approx(expected[1], abs=1e-6)
     for note in finding.notes:
         assert note.split("; here")[0] in texts(app)
-    assert url(app) == {"a": "standard", "prompt": PROMPT, "analysis": "logits"}
+    expected = {"a": "standard", "b": "none", "prompt": PROMPT, "analysis": "logits"}
+    assert {key: value for key, value in url(app).items() if key != "texts"} == expected
 
 
 def test_options_and_the_prompt_change_what_is_run() -> None:
-    app = open_page("attribution", a="standard", prompt=PROMPT, analysis="logits")
+    app = open_page(b="none", a="standard", prompt=PROMPT, analysis="logits")
     app.selectbox(key="logits-by").set_value("head")
+    next(each for each in app.button if each.label == "Run with these").click().run()
     app.text_area(key="prompt").set_value("In the beginning")
-    app.button[0].click()
+    next(each for each in app.button if each.label == "Run").click()
     app.run()
     assert not app.exception
     finding = analysis("logits").run(t2lens.load("standard"), "In the beginning", by="head")
@@ -76,27 +78,48 @@ def test_options_and_the_prompt_change_what_is_run() -> None:
 
 
 def test_what_a_model_cannot_give_is_a_sentence() -> None:
-    app = open_page("gates", a="standard", prompt=PROMPT, analysis="ddl")
+    app = open_page(b="none", a="standard", prompt=PROMPT, analysis="ddl")
     assert not app.exception
     assert not app.dataframe
     assert "ddl" in texts(app)
 
 
 def test_an_empty_prompt_is_a_sentence() -> None:
-    app = open_page("attribution", a="standard", prompt=" ", analysis="logits")
+    app = open_page(b="none", a="standard", prompt=" ", analysis="logits")
     assert "The prompt is empty" in texts(app)
 
 
 def test_a_link_from_a_stranger_falls_back_with_notices() -> None:
-    given = {"model": "ddl", "prompt": "x", "analysis": "lens", "models": ["ddl"], "analyses": ["lens", "loss"]}
-    asked = {"a": "<script>", "analysis": "lenz", "prompt": "y" * 5000}
-    (model, prompt, chosen), notices = parse_analysis(asked, **given)  # type: ignore[arg-type]
-    assert (model, chosen, len(prompt)) == ("ddl", "lens", 4000)
-    assert [notice.split(",")[0] for notice in notices] == [
-        "The link asks for a = '<script>'",
-        "The prompt has 5000 characters; only the first 4000 are read.",
-        "The link asks for analysis = 'lenz'",
-    ]
+    app = open_page(a="<script>", b="none", analysis="lenz", options='{"pos": "<b>", "by": 7, "x": []', prompt=PROMPT)
+    assert not app.exception
+    assert "The link asks for a = '<script>'" in texts(app) and "did you mean lens?" in texts(app)
+    assert len(app.dataframe) == 1
+
+
+def test_options_of_a_link_are_taken_and_kept() -> None:
+    app = open_page(a="standard", b="none", prompt=PROMPT, analysis="logits", options='{"by": "head", "pos": 2}')
+    finding = analysis("logits").run(t2lens.load("standard"), PROMPT, by="head", pos=2)
+    assert len(app.dataframe[0].value) == len(finding.rows)
+    assert json.loads(url(app)["options"]) == {"by": "head", "pos": 2}
+
+
+def test_both_models_stand_side_by_side_and_one_that_cannot_says_so() -> None:
+    app = open_page(a="standard", b="ddl", prompt=PROMPT, analysis="ddl")
+    assert not app.exception
+    assert "A, standard: " in texts(app)
+    assert len(app.dataframe) == 1
+
+
+EDIT = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
+
+
+def test_edited_stands_against_clean() -> None:
+    app = open_page(a="standard", b="clean", prompt=PROMPT, analysis="lens", edits=EDIT)
+    assert not app.exception
+    edited, clean = (app.dataframe[i].value for i in (0, 1))
+    plain = analysis("lens").run(t2lens.load("standard"), PROMPT)
+    assert edited.values.tolist() != clean.values.tolist()
+    assert list(clean.iloc[0])[1] == pytest.approx(plain.rows[0][1])
 
 
 def test_a_finding_is_computed_once() -> None:

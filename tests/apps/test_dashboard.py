@@ -218,7 +218,7 @@ def test_edits_of_a_link_act_on_a_alone_and_are_told() -> None:
         ('{"target": "atom", "site": "3.attn", "operation": "zreo"}', "zero"),
         ('{"target": "gate", "name": "beta", "site": "1.attn", "operation": "set", "value": 1}', "has no gates"),
         ("[" * 3000, "The edits are not JSON"),
-        ("x" * 5000, "4000 are allowed"),
+        ("x" * 15000, "12000 are allowed"),
     ],
 )
 def test_edits_that_cannot_be_are_a_sentence(edits: str, words: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from t2lens.apps.state import (
@@ -9,63 +11,64 @@ from t2lens.apps.state import (
     Cell,
     Selection,
     fit_cell,
+    flag,
     format_url,
     limit_prompt,
+    one_of,
     parse_cell,
     parse_url,
     read_cell,
+    text,
+    whole,
 )
 
-DEFAULT = Selection(
-    model_a="one",
-    model_b="two",
-    prompt="a b",
-    quantity="gate",
-    depth="mixing",
-    cell=Cell(panel=0, pos=1, site="out"),
+DEFAULT = Selection(model_a="one", model_b="two", prompt="a b", cell=Cell(panel=0, pos=1, site="out"))
+PARAMETERS = (
+    one_of("quantity", lambda: ["gate", "residual_norm"], "gate"),
+    one_of("depth", ["mixing", "weights"], "mixing"),
+    whole("beta", None, -2, 40),
+    whole("n", 5, 1, 10),
+    flag("diff", False),
+    text("token"),
 )
-KNOWN = {
-    "models": ["one", "two", "three"],
-    "quantities": ["gate", "residual_norm"],
-    "depths": ["mixing", "weights"],
-}
+DEFAULTS = {each.key: each.default for each in PARAMETERS}
+KNOWN = {"models": ["one", "two", "three"], "parameters": PARAMETERS}
 
 
 @pytest.mark.parametrize(
-    "selection",
+    ("selection", "values"),
     [
-        DEFAULT,
-        Selection(
-            model_a="three",
-            model_b="none",
-            prompt="the cat saw the dog\n<b>&</script> \t",
-            quantity="residual_norm",
-            depth="weights",
+        (DEFAULT, DEFAULTS),
+        (
+            Selection(model_a="three", model_b="none", prompt="the cat saw the dog\n<b>&</script> \t"),
+            {"quantity": "residual_norm", "depth": "weights", "beta": -2, "n": 10, "diff": True, "token": " <i>&"},
         ),
-        Selection(
-            model_a="two",
-            model_b="two",
-            prompt="%26=&?#+ \u00e9",
-            quantity="gate",
-            depth="mixing",
-            head="3",
-            cell=Cell(panel=1, pos=127, site="12.mlp"),
+        (
+            Selection(
+                model_a="two",
+                model_b="clean",
+                prompt="%26=&?#+ \u00e9",
+                prompt_b="another",
+                align="right",
+                edits='[{"target": "atom"}]',
+                cell=Cell(panel=1, pos=127, site="12.mlp"),
+            ),
+            {**DEFAULTS, "beta": 0, "token": "\u0000\u202e"},
         ),
     ],
 )
-def test_a_selection_survives_the_url(selection: Selection) -> None:
-    restored, notices = parse_url(format_url(selection), DEFAULT, **KNOWN)
-    assert restored == selection
+def test_a_selection_survives_the_url(selection: Selection, values: dict[str, Any]) -> None:
+    restored, read, notices = parse_url(format_url(selection, values, PARAMETERS), DEFAULT, **KNOWN)
+    assert (restored, read) == (selection, values)
     assert notices == []
 
 
 def test_an_empty_url_is_the_default() -> None:
-    assert parse_url({}, DEFAULT, **KNOWN) == (DEFAULT, [])
+    assert parse_url({}, DEFAULT, **KNOWN) == (DEFAULT, DEFAULTS, [])
 
 
 def test_a_new_prompt_does_not_inherit_the_default_node() -> None:
-    selection, _ = parse_url({"prompt": "x"}, DEFAULT, **KNOWN)
-    assert selection.cell is None
+    assert parse_url({"prompt": "x"}, DEFAULT, **KNOWN)[0].cell is None
 
 
 @pytest.mark.parametrize(
@@ -75,20 +78,27 @@ def test_a_new_prompt_does_not_inherit_the_default_node() -> None:
         ({"a": "../../etc/passwd"}, "model_a"),
         ({"a": "none"}, "model_a"),  # only B may be absent
         ({"b": ""}, "model_b"),
+        ({"align": "middle"}, "align"),
+        ({"edits": "x" * (PROMPT_LIMIT + 1)}, "edits"),
         ({"quantity": "__class__"}, "quantity"),
         ({"depth": "x" * 10_000}, "depth"),
-        ({"head": "-1"}, "head"),
+        ({"n": "11"}, "n"),
+        ({"n": "1e3"}, "n"),
+        ({"n": ""}, "n"),
+        ({"beta": "\u0661"}, "beta"),
+        ({"diff": "yes"}, "diff"),
+        ({"token": "x" * 201}, "token"),
     ],
 )
 def test_unknown_values_fall_back_with_one_notice(params: dict[str, str], field: str) -> None:
-    selection, notices = parse_url(params, DEFAULT, **KNOWN)
-    assert getattr(selection, field) == getattr(DEFAULT, field)
-    assert len(notices) == 1 and len(notices[0]) < 200
+    selection, values, notices = parse_url(params, DEFAULT, **KNOWN)
+    assert selection == DEFAULT and values == DEFAULTS
+    assert len(notices) == 1 and len(notices[0]) < 200 and f" {next(iter(params))} = " in notices[0], field
 
 
 def test_a_near_miss_is_named() -> None:
-    _, notices = parse_url({"a": "thre"}, DEFAULT, **KNOWN)
-    assert "three" in notices[0]
+    assert "three" in parse_url({"a": "thre"}, DEFAULT, **KNOWN)[2][0]
+    assert "did you mean gate?" in parse_url({"quantity": "gat"}, DEFAULT, **KNOWN)[2][0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,7 @@ def test_a_near_miss_is_named() -> None:
 )
 def test_a_broken_node_is_reported(text: str) -> None:
     assert parse_cell(text) is None
-    selection, notices = parse_url({"node": text}, DEFAULT, **KNOWN)
+    selection, _, notices = parse_url({"node": text}, DEFAULT, **KNOWN)
     assert selection.cell is None and len(notices) == 1
 
 

@@ -1,0 +1,190 @@
+"""The frame of every page: what is chosen once for all of them, read from the URL and written back to it.
+
+A page is a function of a `Frame`. It draws the models side by side, A and then B where there is one, by asking a
+`Side` for its trace or for a finding; a sentence about what cannot be done is a `Refusal`, which the frame shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import streamlit as st
+
+from t2lens.apps import loaders
+from t2lens.apps.edits import active
+from t2lens.apps.header import controls, header, tell
+from t2lens.apps.state import (
+    ALIGN,
+    CLEAN,
+    NO_MODEL,
+    SHARED,
+    Cell,
+    Parameter,
+    Selection,
+    format_url,
+    limit_prompt,
+    parse_url,
+)
+
+__all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
+
+PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
+PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
+
+
+class Refusal(ValueError):
+    """What cannot be shown, in one sentence for the reader."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A model on its prompt, under its edits (JSON, or nothing). letter: "A" or "B"."""
+
+    letter: str
+    loaded: loaders.Loaded
+    prompt: str
+    edits: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.loaded.name}, edited" if self.edits else self.loaded.name
+
+    def trace(self) -> Any:
+        """The trace of the prompt. Refusal: this prompt or these edits cannot be."""
+        return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits))
+
+    def analyse(self, key: str, options: dict[str, Any] | None = None, *, passages: int = 0) -> Any:
+        """The finding of an analysis of the catalog, on the prompt or on so many bundled passages. Refusal: what this
+        model, prompt or option cannot give."""
+        given = passages or self.prompt
+        return self._sentence(lambda: loaders.analyse(self.loaded, key, given, options or {}, self.edits))
+
+    def _sentence(self, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refusal(f"{self.letter}, {self.name}: {error.args[0] if error.args else error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What a page draws: the selection, the one or two models, `first` on the first run of a visit, and `tools`, the
+    place at the right of the header for what a page offers to take home."""
+
+    selection: Selection
+    sides: tuple[Side, ...]
+    first: bool
+    tools: Any
+
+    @property
+    def state(self) -> Any:
+        """Values of the page's own parameters, under their keys."""
+        return st.session_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page: `url_path`, its title, what it draws, and the choices of its own that a link keeps. bare: draws without
+    models and prompt above it; models: which of them it is for (kinds of residual systems; none: all)."""
+
+    path: str
+    title: str
+    draw: Callable[[Frame], None]
+    parameters: tuple[Parameter, ...] = ()
+    bare: bool = False
+    systems: tuple[str, ...] = ()
+    default: bool = field(default=False)
+
+
+def first_view(names: Sequence[str]) -> Selection:
+    """What a first visit shows."""
+    a = [*loaders.added(), *(name for name in names if name == "attnres-full"), *names][0]
+    b = "ddl-cc-ec" if "ddl-cc-ec" in names else names[-1]
+    return Selection(model_a=a, model_b=b, prompt=PRESET_PROMPT, cell=PRESET_CELL)
+
+
+def keep(pages: Sequence[Page]) -> None:
+    """Streamlit drops the value of a widget that a run does not show; what a link keeps stays."""
+    for key in (*SHARED, *(each.key for page in pages for each in page.parameters)):
+        if key in st.session_state:
+            st.session_state[key] = st.session_state[key]
+
+
+def run(page: Page) -> None:
+    """Draw a page in its frame."""
+    state, names = st.session_state, loaders.model_names()
+    tools = header()
+    if not names:
+        tell(["No trained model is bundled with this installation: train one with t2lens train."])
+        return
+    first = state.get("page") != page.path
+    notices = _read_url(page, names) if first else []
+    if page.bare:
+        tell(notices)
+        _draw(page, Frame(selection=_selection(), sides=(), first=first, tools=tools))
+    else:
+        controls(names)
+        selection = _selection()
+        cut = [notice for prompt in (selection.prompt, selection.prompt_b) for notice in limit_prompt(prompt)[1]]
+        tell([*notices, *cut])
+        if not selection.prompt.strip():
+            tell(["The prompt is empty: type a few words and press Run."])
+        else:
+            _draw(page, Frame(selection=selection, sides=(), first=first, tools=tools))
+    _write_url(page)
+
+
+def _draw(page: Page, frame: Frame) -> None:
+    try:
+        page.draw(frame if page.bare else replace(frame, sides=_sides(frame.selection)))
+    except Refusal as error:
+        tell([str(error)])
+
+
+def _sides(selection: Selection) -> tuple[Side, ...]:
+    """A, and B where there is one. Edits are of A; B with the same model shows it without them."""
+    prompts = [limit_prompt(selection.prompt)[0], limit_prompt(selection.prompt_b)[0]]
+    b = selection.model_a if selection.model_b == CLEAN else selection.model_b
+    chosen = [selection.model_a, *([b] if b != NO_MODEL else [])]
+    sides = []
+    for i, name in enumerate(chosen):
+        try:
+            loaded = loaders.load(name)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        text = prompts[i] if prompts[i].strip() else prompts[0]
+        try:
+            edits = "" if i else active(selection.edits)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        sides.append(Side(letter="AB"[i], loaded=loaded, prompt=text, edits=edits))
+    return tuple(sides)
+
+
+def _read_url(page: Page, names: Sequence[str]) -> list[str]:
+    """The first run of a visit takes its state from the URL, and from the session what the URL does not say. Returns a
+    notice for what the URL asked in vain."""
+    state, default = st.session_state, first_view(names)
+    default = replace(default, **{key: state[key] for key in SHARED if key in state})
+    parameters = [replace(each, default=state.get(each.key, each.default)) for each in page.parameters]
+    asked = {key: st.query_params[key] for key in st.query_params}
+    selection, values, notices = parse_url(asked, default, models=names, parameters=parameters)
+    for key in SHARED:
+        state[key] = getattr(selection, key)
+    state.update(values)
+    state["page"], state["newcomer"] = page.path, not asked and "newcomer" not in state
+    return notices
+
+
+def _selection() -> Selection:
+    chosen = {key: st.session_state[key] for key in SHARED}
+    return Selection(**{**chosen, "align": chosen["align"] or ALIGN[0]})
+
+
+def _write_url(page: Page) -> None:
+    values = {each.key: st.session_state[each.key] for each in page.parameters}
+    wanted = format_url(_selection(), values, page.parameters)
+    if {key: st.query_params[key] for key in st.query_params} != wanted:
+        st.query_params.from_dict(wanted)
