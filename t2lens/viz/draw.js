@@ -1,60 +1,74 @@
 // The three kinds of map, the cross of the chosen node, and the marks. One part of the module that maps.js describes.
 
 Object.assign(View.prototype, {
+  // where a grid of p lies in a frame: the same height in A, B and their difference, so the same relative depth
+  place(m, p) {
+    const most = Math.max(...this.panels.map((o) => o.rows.length)),
+      rows = p.rows.length,
+      x = 46,
+      cw = (m.wide - x - 2) / p.T,
+      ch = (most * Math.min(16, Math.max(6, 460 / most))) / rows,
+      strip = this.strip(p, cw);
+    m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true };
+    return { g: m.geom, strip, H: 3 + rows * ch + strip.height + 4 };
+  },
+  rowNames(ctx, g, names, row) {
+    const every = Math.ceil(10.5 / g.ch);
+    names.forEach((name, r) => {
+      if (r !== row && (r % every || (row >= 0 && Math.abs(r - row) * g.ch < 10))) return;
+      const y = g.y + (g.rows - 1 - r + 0.5) * g.ch;
+      this.text(ctx, name, g.x - 6, y, { align: "right", ...(r === row && { color: this.colors.ink, weight: 700 }) });
+    });
+  },
   grid(m) {
     const p = this.panels[m.i],
-      W = m.frame.clientWidth,
-      rows = p.rows.length,
-      q = this.quantity;
-    const most = Math.max(...this.panels.map((o) => o.rows.length)),
-      x = 46,
-      cw = (W - x - 2) / p.T;
-    const ch = (most * (most > 22 ? 13 : 16)) / rows,
-      strip = this.strip(p, cw); // same height in A and B: same relative depth
-    const g = (m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true }),
-      H = g.y + rows * ch + strip.height + 4;
-    const ctx = this.fit(m.base, W, H);
-    this.fit(m.over, W, H);
-    const absent = p.absent[q.key],
-      blank = p.rows.map((_, r) => p.why(q.key, r) !== "");
-    const value = (c, r) => (blank[r] ? null : p.value(q.key, r, c));
-    this.cells(ctx, m, q.key, this.lut[q.signed ? "both" : "cool"], value, (v) => this.shade(v, q));
-    if (q.above)
+      q = this.quantity,
+      { g, strip, H } = this.place(m, p),
+      rows = g.rows;
+    const ctx = this.fit(m.base, m.wide, H);
+    this.fit(m.over, m.wide, H);
+    const absent = p.absent[q.key] || (!p.grid[q.key] && p.why(q.key, 1)),
+      blank = p.rows.map((_, r) => p.why(q.key, r) !== ""),
+      fed = this.rollout(m.i),
+      fills = fed && fed.numbers && this.at(m.i) >= 0;
+    const value = (c, r) => (blank[r] ? null : p.value(q.key, r, c)),
+      table = this.lut[q.signed ? "both" : "cool"];
+    this.cells(ctx, m, `${q.key} ${p.way} ${Boolean(p.grid[q.key])}`, table, value, (v) => this.shade(v, q), { faint: fills });
+    if (q.above && !fills && g.cw >= 3)
       for (let r = 1; r < rows; r++)
         for (let c = 0; c < p.T; c++) if (p.value(q.key, r, c) > q.hi) this.corner(ctx, g, c, r);
     const site = this.site(m.i),
       row = p.row.get(site),
-      pos = this.clamp(m.i);
-    p.rows.forEach((name, r) => {
-      const y = g.y + (rows - 1 - r + 0.5) * ch;
-      this.text(ctx, name, x - 6, y, { align: "right", ...(r === row && { color: this.colors.ink, weight: 700 }) });
-    });
+      pos = this.at(m.i);
+    this.rowNames(ctx, g, p.rows, row);
     this.positions(ctx, p, g, strip, pos);
-    this.cross(ctx, g, p, row, pos);
+    if (fills) this.quadrant(ctx, m, g, p, row, pos, fed);
+    else if (pos >= 0) this.cross(ctx, g, p, row, pos);
     if (absent) {
       // said where the cross leaves room
       const room = rows - 1 - row,
-        mid = x + (p.T * cw) / 2,
-        y = g.y + (room > 2 ? room / 2 : rows * 0.7) * ch;
-      ctx.font = `13px ${this.font}`;
-      const w = ctx.measureText(absent).width + 16;
-      ctx.fillStyle = this.colors.paper;
-      ctx.fillRect(mid - w / 2, y - 11, w, 22);
-      this.text(ctx, absent, mid, y, { size: 13 });
+        y = g.y + (room > 2 ? room / 2 : rows * 0.7) * g.ch;
+      this.sentence(ctx, absent, g.x + (p.T * g.cw) / 2, y, p.T * g.cw);
     }
-    const own = p.sequence[site],
+    const own = p.looks(site),
       mode = this.mode.label.toLowerCase();
-    m.why.textContent =
-      site === "embed"
-        ? "embed is written, not read: it has no cross."
-        : `Down: what ${site} reads in depth (${mode}). ` +
-          (own
-            ? `Left: where it looks in the sequence (${p.headNote(site)}).`
-            : `No arm to the left: ${site} reads only its own position.`);
+    const words =
+      pos < 0
+        ? this.alone(m.i)
+        : this.view.layer === "rollout"
+          ? this.fedWords(m.i, fed)
+          : site === "embed"
+            ? "embed is written, not read: it has no cross."
+            : `Down: what ${site} reads in depth (${mode}). ` +
+              (own
+                ? `Left: where it looks in the sequence (${p.headNote(site)}).`
+                : `No arm to the left: ${site} reads only its own position.`);
+    m.why.textContent = [words, this.downsampled(g)].filter(Boolean).join(" ");
     m.base.setAttribute(
       "aria-label",
       `Model ${p.letter}, ${p.name}: map of ${q.label} by position and depth. ` +
-        `Chosen: ${site} at position ${pos}, token ${glyphs(p.tokens[pos])}. Arrow keys move.`,
+        (pos < 0 ? "" : `Chosen: ${site} at position ${pos}, token ${glyphs(p.tokens[pos])}. `) +
+        "Arrow keys move the chosen node, Backspace goes back.",
     );
     Object.assign(m.base.dataset, { geom: JSON.stringify(g), site, pos });
   },
@@ -73,18 +87,24 @@ Object.assign(View.prototype, {
       ctx.strokeRect(x, y, a, b);
     };
     const level = (r) => g.y + (g.rows - 1 - r) * g.ch;
-    if (p.sequence[p.rows[row]]) {
+    if (p.looks(p.rows[row]) && (!p.lean || p.lookRow(p.rows[row], pos))) {
       const first = Math.max(0, pos + 1 - (p.windows[p.rows[row]] || pos + 1)),
         best = [];
       frame(g.x + first * g.cw - 0.5, level(row) - 0.5, (pos + 1 - first) * g.cw + 1, g.ch + 1);
-      for (let k = first; k <= pos; k++) {
-        const v = p.attention(p.rows[row], pos, k),
-          s = this.shadeWeight(v),
+      // where several cells share a pixel, the arm shows the largest weight: a mean would hide a single key
+      const [by] = this.blocks(g);
+      for (let k = first; k <= pos; k += by) {
+        let v = NaN;
+        for (let j = k; j <= Math.min(pos, k + by - 1); j++) {
+          const each = p.attention(p.rows[row], pos, j);
+          if (Number.isFinite(each)) best.push([each, j]);
+          if (!(v >= each) && (j === k || Number.isFinite(each))) v = each;
+        }
+        const s = this.shadeWeight(v),
           [x, y, a, b] = this.rect(g, k, row);
         ctx.fillStyle = s === "nan" ? paper : css(warm[s]);
-        ctx.fillRect(x, y, a, b);
+        ctx.fillRect(x, y, Math.max(a, by * g.cw), b);
         if (s === "nan") this.hatch(ctx, x, y, a, b);
-        else best.push([v, k]);
       }
       for (const [v, k] of best.sort((a, b) => b[0] - a[0]).slice(0, 4))
         if (v >= 0.08 && k < pos)
@@ -142,85 +162,113 @@ Object.assign(View.prototype, {
       this.text(ctx, s, x, y, { align, size: 10, color: ink, weight: 600, halo: true });
   },
 
-  depth(m) {
-    const p = this.panels[m.i],
-      pos = this.clamp(m.i),
-      r0 = p.reads[this.view.depth],
-      names = r0 ? r0.names : [],
-      rows = p.rows.length - 1;
-    const W = m.frame.clientWidth,
+  // where a depth map with these columns lies
+  placeDepth(m, p, names) {
+    const rows = p.rows.length - 1,
       x = 46,
-      most = Math.max(...this.panels.map((o) => o.rows.length - 1));
-    const cell = (Math.min(16, 240 / most) * most) / rows,
-      cw = Math.min(26, (W - x - 2) / Math.max(1, names.length));
-    const g = (m.geom = { x, y: 3, cw, ch: cell, cols: names.length, rows, up: true }),
-      H = g.y + rows * cell + 52;
-    const ctx = this.fit(m.base, W, H);
-    this.fit(m.over, W, H);
-    const table = p.rows
-      .slice(1)
-      .map((_, r) => new Map(p.read(this.view.depth, r + 1, pos).map((s) => [s.index, s.value])));
-    const value = (c, r) => (table[r].has(c) ? table[r].get(c) : null);
-    this.cells(ctx, m, `${this.mode.key} ${pos}`, this.readLut, value, (v) => this.shadeRead(v));
-    const row = p.row.get(this.site(m.i)),
-      every = Math.ceil(10.5 / cell),
-      step = Math.ceil(10 / cw);
-    p.rows.slice(1).forEach(
-      (name, r) =>
-        (r + 1 === row || (r % every === 0 && Math.abs(r + 1 - row) * cell >= 10)) &&
-        this.text(ctx, name, x - 6, g.y + (rows - 1 - r + 0.5) * cell, {
-          align: "right",
-          ...(r + 1 === row && { color: this.colors.ink, weight: 700 }),
-        }),
-    );
+      most = Math.max(...this.panels.map((o) => o.rows.length - 1)),
+      ch = (Math.min(16, Math.max(240, 3 * most) / most) * most) / rows,
+      cw = Math.min(26, (m.wide - x - 2) / Math.max(1, names.length)),
+      g = (m.geom = { x, y: 3, cw, ch, cols: names.length, rows, up: true });
+    const tmp = el("canvas").getContext("2d");
+    tmp.font = `10.5px ${this.font}`;
+    const H = g.y + rows * ch + 9 + Math.max(43, ...names.map((name) => tmp.measureText(clip(name, 16)).width));
+    const ctx = this.fit(m.base, m.wide, H);
+    this.fit(m.over, m.wide, H);
+    return { g, ctx };
+  },
+  depthLabels(ctx, g, p, names, row) {
+    const step = Math.ceil(10.5 / g.cw);
+    this.rowNames(ctx, g, p.rows.slice(1), row - 1);
     names.forEach(
       (name, c) =>
         c % step === 0 &&
-        this.text(ctx, name, x + (c + 0.5) * cw, g.y + rows * cell + 5, { align: "right", turn: -Math.PI / 2 }),
+        this.text(ctx, clip(name, 16), g.x + (c + 0.5) * g.cw, g.y + g.rows * g.ch + 5, { align: "right", turn: -Math.PI / 2 }),
     );
-    m.h.sub.textContent = `depth reads at ${pos}, ${clip(glyphs(p.tokens[pos]), 14)}`;
-    m.why.textContent = r0 ? `Row: a read. Column: ${r0.what}.` : "not in this trace";
+  },
+  depth(m) {
+    const p = this.panels[m.i],
+      pos = this.at(m.i),
+      r0 = p.table(this.view.depth, pos),
+      names = r0 ? r0.names : [];
+    const { g, ctx } = this.placeDepth(m, p, names);
+    if (r0) {
+      const table = r0.columns.map((columns, r) => new Map(columns.map((index, k) => [index, r0.number(r, k)])));
+      const value = (c, r) => (table[r].has(c) ? table[r].get(c) : null);
+      this.cells(ctx, m, `${this.mode.key} ${pos} ${p.way}`, this.readLut, value, (v) => this.shadeRead(v));
+      this.depthLabels(ctx, g, p, names, p.row.get(this.site(m.i)));
+    } else m.geom = null;
+    m.h.sub.textContent = pos < 0 ? "depth reads" : `depth reads at ${pos}, ${isolated(clip(glyphs(p.tokens[pos]), 14))}`;
+    m.why.textContent =
+      pos < 0
+        ? this.alone(m.i)
+        : r0
+          ? [`Row: a read. Column: ${r0.what}.`, this.downsampled(g)].filter(Boolean).join(" ")
+          : p.lean && !p.answer("column", { pos })
+            ? this.waiting("column", m.i, { pos })
+            : "not in this trace";
     m.base.setAttribute("aria-label", `Model ${p.letter}: depth map of position ${pos}, ${this.mode.label}`);
     m.base.dataset.geom = JSON.stringify(g);
   },
 
-  sequence(m) {
-    const p = this.panels[m.i],
-      site = this.site(m.i),
-      at = p.lookAt(site),
-      pos = this.clamp(m.i),
-      W = m.frame.clientWidth;
+  // where a sequence map of p lies, square; a lean payload has one row of it
+  placeSequence(m, p, line) {
     const words = this.strip(p, 3, 9),
       x = Math.min(58, Math.max(26, words.wide + 8)),
-      size = Math.min(W - x - 2, 256),
-      cell = size / p.T;
-    const g = (m.geom = { x, y: 3, cw: cell, ch: cell, cols: p.T, rows: p.T, up: false });
-    const strip = { ...words, every: Math.max(1, Math.ceil(11.5 / cell)) },
-      H = g.y + size + strip.height + 4;
-    const ctx = this.fit(m.base, W, H);
-    this.fit(m.over, W, H);
-    m.h.sub.textContent = at ? `${at} looks back, ${p.headNote(at)}` : "";
-    if (!at) {
-      m.geom = null;
-      m.why.textContent = "no sequence attention in this trace";
-      return;
-    }
-    this.mask(ctx, x, g.y, size, size, (px, py) => p.masked(at, Math.floor(py / cell), Math.floor(px / cell)));
-    const value = (c, r) => (p.masked(at, r, c) ? null : p.attention(at, r, c));
-    this.cells(ctx, m, `${at} ${p.one(at)}`, this.lut.warm, value, (v) => this.shadeWeight(v));
-    this.positions(ctx, p, g, strip, pos);
+      size = line ? m.wide - x - 2 : Math.min(m.wide - x - 2, 256),
+      cw = size / p.T,
+      ch = line ? 18 : cw;
+    const g = (m.geom = { x, y: 3, cw, ch, cols: p.T, rows: line ? 1 : p.T, up: false });
+    const strip = { ...words, every: Math.max(1, Math.ceil(11.5 / cw)) },
+      H = g.y + g.rows * ch + strip.height + 4;
+    m.line = line;
+    const ctx = this.fit(m.base, m.wide, H);
+    this.fit(m.over, m.wide, H);
+    return { g, ctx, strip };
+  },
+  queryNames(ctx, g, strip, pos) {
     strip.words.forEach((word, r) => {
-      if (r !== pos && (r % strip.every || Math.abs(r - pos) * cell < 11)) return;
-      this.text(ctx, word, x - 5, g.y + (r + 0.5) * cell, {
+      if (r !== pos && (r % strip.every || (pos >= 0 && Math.abs(r - pos) * g.ch < 11))) return;
+      this.text(ctx, word, g.x - 5, g.y + (r + 0.5) * g.ch, {
         align: "right",
         ...(r === pos && { color: this.colors.ink, weight: 700 }),
       });
     });
-    m.why.textContent =
-      (at === site ? "" : `${site} reads only its own position; shown: ${at}. `) +
-      `Row: query. Column: key.` +
-      (cell * devicePixelRatio < 1 ? " Downsampled: a pixel averages several cells; hover is exact." : "");
-    m.base.setAttribute("aria-label", `Model ${p.letter}: sequence map of ${at}`);
+  },
+  sequence(m) {
+    const p = this.panels[m.i],
+      site = this.site(m.i),
+      at = p.lookAt(site),
+      pos = this.at(m.i),
+      line = Boolean(p.lean);
+    const { g, ctx, strip } = this.placeSequence(m, p, line);
+    m.h.sub.textContent = at ? `${at} looks back, ${p.headNote(at)}` : "";
+    if (!at || (line && !(pos >= 0 && p.lookRow(at, pos)))) {
+      m.geom = null;
+      m.why.textContent = !at
+        ? "no sequence attention in this trace"
+        : pos < 0
+          ? this.alone(m.i)
+          : this.waiting("row", m.i, { site: at, pos, way: undefined });
+      return;
+    }
+    const query = (r) => (line ? pos : r);
+    this.mask(ctx, g.x, g.y, g.cols * g.cw, g.rows * g.ch, (px, py) =>
+      p.masked(at, query(Math.floor(py / g.ch)), Math.floor(px / g.cw)),
+    );
+    const value = (c, r) => (p.masked(at, query(r), c) ? null : p.attention(at, query(r), c));
+    const key = `${at} ${p.one(at)} ${line && pos}`;
+    this.cells(ctx, m, key, this.lut.warm, value, (v) => this.shadeWeight(v));
+    this.positions(ctx, p, g, strip, pos);
+    if (!line) this.queryNames(ctx, g, strip, pos);
+    m.why.textContent = [
+      at === site ? "" : `${site} reads only its own position; shown: ${at}.`,
+      line ? `Of ${p.T} \u00d7 ${p.T} pairs the row of position ${pos} alone is here.` : "Row: query. Column: key.",
+      this.downsampled(g),
+    ]
+      .filter(Boolean)
+      .join(" ");
+    m.base.setAttribute("aria-label", `Model ${p.letter}: sequence map of ${at}, ${p.headNote(at)}`);
     m.base.dataset.geom = JSON.stringify(g);
   },
 
@@ -255,34 +303,37 @@ Object.assign(View.prototype, {
     };
     const site = this.site(m.i),
       row = p.row.get(site),
-      pos = this.clamp(m.i),
-      from = h && this.panels[h.m.i];
-    if (m.kind === "grid") box(pos, row, false, 2);
+      pos = this.at(m.i),
+      from = h && this.panels[h.m.i],
+      line = (r) => (m.line ? 0 : r);
+    if (m.kind === "grid" && pos >= 0) box(pos, row, false, 2);
     if (m.kind === "depth" && row > 0) box(0, row - 1, true, 1);
-    if (m.kind === "sequence") box(0, pos, true, 1);
+    if (m.kind === "sequence" && pos >= 0 && !m.line) box(0, pos, true, 1);
     if (!h) return;
-    const own = (name) => p.row.get(p.same(name, from));
+    const own = (name) => p.row.get(p.same(name, from)),
+      here = (c) => this.beside(c, h.m.i, m.i), // a position of the hovered map, in this one
+      query = h.m.line ? this.at(h.m.i) : h.r,
+      names = (o) => o.table(this.view.depth, this.at(o.i))?.names ?? [];
     if (h.m.kind === m.kind) {
-      if (m.kind === "grid" && h.c < p.T) box(h.c, own(from.rows[h.r]), false, 1);
-      if (m.kind === "sequence" && h.c < p.T && h.r < p.T) box(h.c, h.r, false, 1);
-      const c =
-        m.kind === "depth"
-          ? (p.reads[this.view.depth]?.names ?? []).indexOf(from.reads[this.view.depth].names[h.c])
-          : -1;
+      if (m.kind === "grid" && here(h.c) >= 0) box(here(h.c), own(from.rows[h.r]), false, 1);
+      if (m.kind === "sequence" && here(h.c) >= 0 && here(query) >= 0 && (!m.line || here(query) === pos))
+        box(here(h.c), line(here(query)), false, 1);
+      const c = m.kind === "depth" ? names(p).indexOf(names(from)[h.c]) : -1;
       if (c >= 0) box(c, own(from.rows[h.r + 1]) - 1, false, 1);
-    } else if (m.kind === "grid" && h.m.kind === "depth") {
+    } else if (m.kind === "grid" && h.m.kind === "depth" && pos >= 0) {
       const read = own(from.rows[h.r + 1]),
-        name = from.reads[this.view.depth].names[h.c],
-        s = p.read(this.view.depth, read, pos).find((o) => o.name === name);
+        s = p.read(this.view.depth, read, pos).find((o) => o.name === names(from)[h.c]);
       box(pos, read, false, 1);
       for (const a of s ? s.atoms : []) if (p.row.has(a)) box(pos, p.row.get(a), false, 1);
-    } else if (m.kind === "grid" && h.c < p.T && h.r < p.T) {
-      box(h.c, p.row.get(p.lookAt(site)), false, 1);
-      box(h.r, p.row.get(p.lookAt(site)), false, 1);
-    } else if (m.kind === "sequence" && h.m.kind === "grid" && h.c <= pos) box(h.c, pos, false, 1);
-    else if (m.kind === "depth" && h.m.kind === "grid" && row > 0) {
+    } else if (m.kind === "grid" && h.m.kind === "sequence") {
+      const look = p.row.get(p.lookAt(site));
+      for (const at of [here(h.c), here(query)]) if (at >= 0 && look !== undefined) box(at, look, false, 1);
+    } else if (m.kind === "sequence" && h.m.kind === "grid" && pos >= 0) {
+      const c = here(h.c);
+      if (c >= 0 && c <= pos) box(c, line(pos), false, 1);
+    } else if (m.kind === "depth" && h.m.kind === "grid" && row > 0 && here(h.c) === pos) {
       const s = p.read(this.view.depth, row, pos).find((o) => o.atoms.includes(p.rows[own(from.rows[h.r])]));
-      if (s && h.c === pos) box(s.index, row - 1, false, 1);
+      if (s) box(s.index, row - 1, false, 1);
     }
   },
 });

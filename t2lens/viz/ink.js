@@ -22,20 +22,34 @@ export function fmt(v, digits = 4) {
   return a >= 1e5 || a < 1e-4 ? v.toExponential(digits - 1) : String(Number(v.toPrecision(digits)));
 }
 
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060\u2066-\u206f\ufeff]/gu;
 export function glyphs(token) {
-  // a token as one visible line: spaces, line ends and control characters get a sign of their own
+  // a token as one visible line: spaces, line ends and control characters get a sign of their own, marks that would
+  // stand on the sign before them a circle; a joiner inside an emoji stays
   return (
     token
       .replace(/ /g, "\u00b7")
       .replace(/\n/g, "\u21b5")
       .replace(/\t/g, "\u21e5")
-      .replace(
-        /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060\ufeff]/g,
-        (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"),
-      ) || "\u2205"
+      .replace(UNSEEN, (c, at) =>
+        c === "\u200d" && EMOJI_END.test(token.slice(0, at)) && EMOJI_START.test(token.slice(at + 1))
+          ? c
+          : "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"),
+      )
+      .replace(/^(?=\p{M})/u, "\u25cc") || "\u2205"
   );
 }
-const clip = (s, n) => (s.length > n ? s.slice(0, n - 1) + "\u2026" : s);
+const EMOJI_END = /\p{Extended_Pictographic}[\ufe0f\u{1f3fb}-\u{1f3ff}]*$/u,
+  EMOJI_START = /^\p{Extended_Pictographic}/u;
+// at most n signs as a reader counts them, so that neither an emoji nor a letter with its marks is cut
+const SIGNS = typeof Intl.Segmenter === "function" ? new Intl.Segmenter() : null;
+function clip(s, n) {
+  if (s.length <= n) return s;
+  const signs = SIGNS ? Array.from(SIGNS.segment(s), (o) => o.segment) : Array.from(s);
+  return signs.length > n ? signs.slice(0, n - 1).join("") + "\u2026" : s;
+}
+// a word from right to left, fenced so that it does not turn the text around it
+const isolated = (s) => (/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(s) ? `\u2068${s}\u2069` : s);
 
 function el(tag, cls, text, parent) {
   const node = document.createElement(tag);

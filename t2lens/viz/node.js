@@ -9,17 +9,6 @@ View.prototype.detail = function () {
     line = el("div", "big", `${this.view.site} `, top);
   el("span", "sub", ` at position ${pos0} `, line);
   el("span", "tok", glyphs(first.tokens[pos0]), line);
-  if (this.trail.length) {
-    // where one came from: any of the last choices, or one step back
-    const walk = el("div", "walk", undefined, top);
-    this.trail.forEach((cell, k) => {
-      if (k) el("span", "", " \u2192 ", walk);
-      el("button", "", `${cell.site}@${cell.pos}`, walk).onclick = () => {
-        this.trail = this.trail.slice(0, k);
-        this.select(cell, true);
-      };
-    });
-  }
   this.panels.forEach((p, i) => this.half(el("section", "", undefined, box), p, i));
   this.box.dataset.cell = JSON.stringify({ panel: this.view.panel, pos: pos0, site: this.view.site });
 };
@@ -30,7 +19,7 @@ const even = (v, column) => {
   return Number.isFinite(v) ? v.toFixed(Math.max(0, Math.min(7, 3 - Math.floor(Math.log10(most) + 1e-9)))) : fmt(v);
 };
 
-// a table of [label, go, shade, ...numbers]; `go` is the cell that the label leads to
+// a table of [label, go, shade, ...numbers]; `go`: the cell that the label leads to, or what happens
 View.prototype.table = function (parent, head, rows) {
   const table = el("table", "", undefined, parent),
     tr = el("tr", "", undefined, el("thead", "", undefined, table));
@@ -40,7 +29,7 @@ View.prototype.table = function (parent, head, rows) {
     const row = el("tr", "", undefined, body),
       cell = el("td", "", undefined, row);
     if (color) el("span", "sw", undefined, cell).style.background = color;
-    if (go) el("button", "", label, cell).onclick = () => this.select(go);
+    if (go) el("button", "", label, cell).onclick = typeof go === "function" ? go : () => this.follow(go);
     else el("span", "", label, cell);
     numbers.forEach((v, k) =>
       el(
@@ -48,7 +37,7 @@ View.prototype.table = function (parent, head, rows) {
         "",
         typeof v === "string"
           ? v
-          : v === undefined
+          : v === undefined || v === null
             ? "\u2013"
             : even(
                 v,
@@ -61,35 +50,79 @@ View.prototype.table = function (parent, head, rows) {
   return table;
 };
 
+const SHOWN = 6; // quantities, and sources of a table, that are not folded away
+View.prototype.quantityTable = function (parent, p, row, pos) {
+  const here = this.payload.quantities.filter((q) => !p.why(q.key, row)),
+    chosen = (q) => q.key === this.view.quantity;
+  const line = (q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`];
+  const many = here.length > SHOWN + 2,
+    first = many ? [...here.filter(chosen), ...here.filter((q) => !chosen(q))].slice(0, SHOWN) : here;
+  const table = this.table(parent, ["at this node", ""], first.map(line));
+  table.dataset.table = "node";
+  if (!many) return;
+  const rest = el("details", "", undefined, parent);
+  el("summary", "", `${here.length - first.length} more`, rest);
+  rest.open = Boolean(this.unfolded);
+  rest.ontoggle = () => (this.unfolded = rest.open); // stays so when the node moves
+  this.table(rest, ["", ""], here.filter((q) => !first.includes(q)).map(line)).dataset.table = "more";
+};
+
+// effect beside mass: what changes at `out` when one route into this read is taken away
+View.prototype.effects = function (parent, p, site, pos) {
+  const found = p.answer("effects", { pos, site });
+  if (found || site === "embed") return found;
+  const why = p.failed("effects", { pos, site });
+  if (why) el("p", "why", `Effects: ${why}`, parent);
+  else if (this.measuring === this.nodeKey()) el("p", "why", "measuring effects \u2026", parent);
+  else if (this.served) {
+    const button = el("button", "act", "measure effects", parent);
+    button.title = "What the output at this position loses when one source is taken out of this read";
+    button.onclick = () => {
+      this.measuring = this.nodeKey();
+      this.detail();
+      this.ask();
+    };
+  }
+  return null;
+};
+
 View.prototype.half = function (parent, p, i) {
   const site = this.site(i),
     row = p.row.get(site),
-    pos = this.clamp(i),
-    most = 5;
+    pos = this.at(i);
   const h = this.title(parent, p, site === this.view.site ? "" : `shown: ${site}`);
   parent.dataset.node = p.letter;
   h.style.marginBottom = "3px";
-  if (pos !== this.view.pos) el("p", "why", `has ${p.T} positions; shown: ${pos}`, parent);
-  const here = this.payload.quantities.filter((q) => !p.why(q.key, row));
-  this.table(
-    parent,
-    ["at this node", ""],
-    here.map((q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`]),
-  ).dataset.table = "node";
+  if (pos < 0) {
+    el("p", "why", this.alone(i), parent);
+    return;
+  }
+  if (pos !== this.view.pos) el("p", "why", `beside it: position ${pos}, ${isolated(glyphs(p.tokens[pos]))}`, parent);
+  this.quantityTable(parent, p, row, pos);
 
   const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
-  const by = (mode) => p.read(mode, row, pos).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
+  const effects = site === "embed" ? null : p.answer("effects", { pos, site }),
+    effect = (name) => (effects ? effects.values[name] : undefined);
+  const rankedBy = effects && this.rank === "effect";
+  const by = (mode, over) =>
+    p
+      .read(mode, row, pos)
+      .sort((a, b) =>
+        rankedBy && effects.over === over
+          ? size(effect(b.name)) - size(effect(a.name))
+          : Math.abs(b.value) - Math.abs(a.value),
+      );
   const swatch = (mode, v) => {
     const m = this.payload.depth.find((o) => o.key === mode);
+    if (!m || !Number.isFinite(v)) return null;
     const t = ROOT(v, m.hi);
-    return Number.isFinite(v)
-      ? css(this.lut[m.signed ? "both" : "warm"][Math.round(m.signed ? 127.5 * (t + 1) : 255 * Math.max(0, t))])
-      : null;
+    return css(this.lut[m.signed ? "both" : "warm"][Math.round(m.signed ? 127.5 * (t + 1) : 255 * Math.max(0, t))]);
   };
-  const own = by("weights"),
-    of = (mode) => new Map(by(mode).map((s) => [s.name, s.value])),
+  const own = by("weights", "source"),
+    of = (mode) => new Map(p.read(mode, row, pos).map((s) => [s.name, s.value])),
     [mix, norm, share] = ["mixing", "contribution", "share"].map(of);
-  const more = (n) => (n > most ? `, ${most} of ${n}` : "");
+  const more = (n) => (n > SHOWN - 1 ? `, ${SHOWN - 1} of ${n}` : "");
   // sources that are atoms: one table. Where the weight is the coefficient, as in full Attention Residuals, say it once.
   const plain = own.length > 0 && own.every((s) => s.atoms.length === 1 && s.atoms[0] === s.name),
     same = plain && own.every((s) => mix.get(s.name) === s.value);
@@ -97,30 +130,45 @@ View.prototype.half = function (parent, p, i) {
   const shown = columns.filter(([, values]) => values.size),
     numbers = (name) => shown.map(([, values]) => values.get(name));
   const span = ({ atoms }) => (atoms.length > 1 ? `${atoms[0]} \u2026 ${atoms[atoms.length - 1]}` : atoms[0]);
+  const has = (over) => effects && (effects.over === over || (plain && effects.over === "atom")),
+    extra = (over) => (has(over) ? ["effect"] : []),
+    plus = (over, name) => (has(over) ? [effect(name)] : []);
+  if (own.length && plain && effects) own.sort((a, b) => (rankedBy ? size(effect(b.name)) - size(effect(a.name)) : 0));
+  if (effects) this.rankChoice(parent);
   if (own.length)
     this.table(
       parent,
-      [`from depth${more(own.length)}`, "weight", ...(plain ? shown.map(([head]) => head) : ["holds"])],
+      [`from depth${more(own.length)}`, "weight", ...(plain ? shown.map(([head]) => head) : ["holds"]), ...extra("source")],
       own
-        .slice(0, most)
+        .slice(0, SHOWN - 1)
         .map((s) => [
           s.name,
           to(s.atoms[s.atoms.length - 1]),
           swatch("weights", s.value),
           s.value,
           ...(plain ? numbers(s.name) : [span(s)]),
+          ...plus("source", s.name),
         ]),
     ).dataset.table = "weights";
   if (!plain && norm.size) {
-    const ranked = by("contribution");
+    const ranked = by("contribution", "atom"),
+      over = has("atom") ? "atom" : "none";
     this.table(
       parent,
-      [`atoms in the read${more(ranked.length)}`, ...shown.map(([head]) => head)],
-      ranked.slice(0, most).map((s) => [s.name, to(s.name), swatch("share", share.get(s.name)), ...numbers(s.name)]),
+      [`atoms in the read${more(ranked.length)}`, ...shown.map(([head]) => head), ...extra(over)],
+      ranked
+        .slice(0, SHOWN - 1)
+        .map((s) => [s.name, to(s.name), swatch("share", share.get(s.name)), ...numbers(s.name), ...plus(over, s.name)]),
     ).dataset.table = "atoms";
   }
+  if (p.lean && site !== "embed" && !p.answer("column", { pos }))
+    el("p", "why", `Reads from depth: ${this.waiting("column", i, { pos })}`, parent);
+  if (effects) el("p", "why", [`Effect in ${effects.unit}.`, effects.note].filter(Boolean).join(" "), parent).dataset.note = "effects";
+  else this.effects(parent, p, site, pos);
 
-  if (p.sequence[site]) {
+  if (p.looks(site) && p.lean && !p.lookRow(site, pos))
+    el("p", "why", `Sequence: ${this.waiting("row", i, { site, pos, way: undefined })}`, parent);
+  else if (p.looks(site)) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k])
       .filter(([v]) => !Number.isNaN(v))
       .sort((a, b) => b[0] - a[0]);
@@ -128,7 +176,7 @@ View.prototype.half = function (parent, p, i) {
       parent,
       [`from the sequence${more(keys.length)}`, "at", "weight"],
       keys
-        .slice(0, most)
+        .slice(0, SHOWN - 1)
         .map(([v, k]) => [
           glyphs(p.tokens[k]),
           { panel: i, pos: k, site },
@@ -138,12 +186,37 @@ View.prototype.half = function (parent, p, i) {
         ]),
     ).dataset.table = "sequence";
   } else el("p", "why", `${site} reads no other position.`, parent);
+  const read = p.lens && p.lens[site] && p.lens[site][pos];
+  if (read)
+    this.table(
+      parent,
+      ["lens: top tokens", "prob."],
+      read.map(([token, probability]) => [glyphs(token), null, null, probability ?? NaN]),
+    ).dataset.table = "lens";
   if (p.next && p.next[pos])
     this.table(
       parent,
       ["next token, at out", "prob."],
-      p.next[pos].map(([token, log]) => [glyphs(token), null, null, log === null ? NaN : Math.exp(log)]),
+      p.next[pos].map(([token, log]) => [
+        glyphs(token),
+        () => this.follow({ panel: i, pos, site: "out" }, token),
+        null,
+        log === null ? NaN : Math.exp(log),
+      ]),
     ).dataset.table = "next";
+};
+
+// by what the sources of the tables are ranked
+View.prototype.rankChoice = function (parent) {
+  const box = el("div", "rank", "sources by ", parent);
+  for (const key of ["mass", "effect"]) {
+    const button = el("button", "", key, box);
+    button.setAttribute("aria-pressed", String((this.rank || "mass") === key));
+    button.onclick = () => {
+      this.rank = key;
+      this.detail();
+    };
+  }
 };
 
 // ---- entries ---------------------------------------------------------------------------------------------------------
@@ -165,6 +238,10 @@ export function renderMaps(root, payload, onSelect) {
 }
 
 export default function ({ parentElement, data, setStateValue }) {
+  if (data && data.of !== undefined) {
+    deliver(data); // answers: shown by the maps that asked
+    return undefined;
+  }
   // `turn` makes every choice a new value, also the choice of a cell that was chosen in an earlier prompt
   return renderMaps(parentElement, data, (key, value) => setStateValue(key, { ...value, turn: Date.now() }));
 }

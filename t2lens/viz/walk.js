@@ -1,0 +1,149 @@
+// The walk from a node to where it reads from, the way back, and playback. One part of the module that maps.js describes.
+
+const SPEEDS = [1, 2, 4, 8, 16]; // nodes a second
+const AXES = { depth: "up the depth", sequence: "along the sequence" };
+
+Object.assign(View.prototype, {
+  buildWalk(nav) {
+    this.player ??= { axis: "depth", speed: 4, timer: 0 };
+    this.player.timer = 0;
+    this.backButton = el("button", "back", "\u2190 Back", nav);
+    this.backButton.onclick = () => this.goBack();
+    this.backButton.title = "Backspace, or Alt and the left arrow";
+    this.crumbs = el("div", "walk", undefined, nav);
+    this.crumbs.setAttribute("role", "navigation");
+    this.crumbs.setAttribute("aria-label", "walk to the origins of a node");
+    const play = el("div", "play", undefined, nav),
+      still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    play.setAttribute("role", "group");
+    play.setAttribute("aria-label", "playback");
+    const button = (text, label, act) => {
+      const b = el("button", "", text, play);
+      b.title = label;
+      b.setAttribute("aria-label", label);
+      b.onclick = act;
+      return b;
+    };
+    const select = (label, options, value, act) => {
+      const s = el("select", "", undefined, play);
+      s.setAttribute("aria-label", label);
+      for (const [key, text] of options) el("option", "", text, s).value = key;
+      s.value = value;
+      s.onchange = () => act(s.value);
+    };
+    const step = (by) => () => {
+      this.pause();
+      this.advance(by);
+      this.stepped();
+    };
+    button("\u23ee\ufe0e", "one step back", step(-1));
+    // nothing moves by itself for those who ask for less motion
+    this.playButton = still ? null : button("\u25b6\ufe0e", "play", () => (this.player.timer ? this.pause() : this.start()));
+    button("\u23ed\ufe0e", "one step on", step(1));
+    select("play", Object.entries(AXES), this.player.axis, (axis) => (this.player.axis = axis));
+    if (!still)
+      select("speed of playback", SPEEDS.map((n) => [n, `${n} per second`]), this.player.speed, (n) => {
+        this.player.speed = Number(n);
+        if (this.player.timer) this.start();
+      });
+  },
+  // the node `by` steps further along the axis of playback, or null at the end
+  next(by) {
+    const { panel, pos, site } = this.view,
+      p = this.here;
+    if (this.player.axis === "sequence") return pos + by >= 0 && pos + by < p.T ? { panel, pos: pos + by, site } : null;
+    const row = p.row.get(site) + by;
+    return row >= 0 && row < p.rows.length ? { panel, pos, site: p.rows[row] } : null;
+  },
+  advance(by) {
+    const cell = this.next(by);
+    if (cell) this.select(cell, "play");
+    return Boolean(cell);
+  },
+  start() {
+    clearInterval(this.player.timer);
+    const { panel, pos, site } = this.view;
+    if (!this.next(1)) // at the end: from the start again
+      this.select(this.player.axis === "depth" ? { panel, pos, site: "embed" } : { panel, pos: 0, site }, "play");
+    this.player.timer = setInterval(() => this.advance(1) || this.pause(), 1000 / this.player.speed);
+    this.playLabel(true);
+  },
+  // stop, and only now tell the server where one is
+  pause() {
+    if (!this.player.timer) return;
+    clearInterval(this.player.timer);
+    this.player.timer = 0;
+    this.playLabel(false);
+    this.report();
+    this.detail();
+  },
+  stepped() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.report(), 180);
+    const { pos, site, panel } = this.view;
+    this.live.textContent = this.tell(pos, site, panel).join(". ");
+  },
+  playLabel(on) {
+    if (!this.playButton) return;
+    this.playButton.textContent = on ? "\u23f8\ufe0e" : "\u25b6\ufe0e";
+    this.playButton.title = on ? "pause" : "play";
+    this.playButton.setAttribute("aria-label", this.playButton.title);
+  },
+
+  // ---- the walk: a choice in the cross of the node (or in its rollout) is a step to an origin, any other a jump
+  go(cell) {
+    this.pause();
+    const { panel } = cell,
+      from = { panel, pos: this.at(panel), site: this.site(panel) };
+    if (this.feeds(cell, from)) this.select(cell, "step", [...this.trail, from]);
+    else this.select(cell);
+  },
+  feeds({ panel, pos, site }, from) {
+    const p = this.panels[panel],
+      row = p.row.get(from.site);
+    if (from.pos < 0 || (pos === from.pos && site === from.site)) return false;
+    const fed = this.rollout(panel);
+    if (fed && fed.numbers && pos <= from.pos && p.row.get(site) <= row)
+      return fed.numbers[p.row.get(site) * p.T + pos] > 0;
+    if (pos === from.pos) return p.read(this.view.depth, row, pos).some((s) => s.atoms.includes(site));
+    return site === from.site && p.looks(site) && pos < from.pos && !p.masked(site, from.pos, pos);
+  },
+  // from a table of the node panel: always a step; `word`: the next token whose logit one comes from
+  follow(cell, word) {
+    this.pause();
+    const { panel } = cell,
+      from = { panel, pos: this.at(panel), site: this.site(panel) };
+    this.select(cell, "step", word === undefined ? [...this.trail, from] : [{ ...cell, word }]);
+  },
+  goBack() {
+    this.pause();
+    const last = this.past.pop();
+    if (last) this.select(last.cell, "back", last.trail);
+  },
+  backKey(e) {
+    const back = e.key === "Backspace" || (e.key === "ArrowLeft" && e.altKey);
+    if (!back || !this.past.length || e.target.tagName === "SELECT" || e.target.tagName === "INPUT") return;
+    e.preventDefault(); // of the browser's own way back
+    this.goBack();
+    const { pos, site, panel } = this.view;
+    this.live.textContent = `back at ${this.tell(pos, site, panel).join(". ")}`;
+  },
+  walkLine() {
+    const { panel, pos, site } = this.view,
+      letter = (cell) => (this.trail.some((o) => o.panel !== panel) ? `${"AB"[cell.panel]}:` : "");
+    this.backButton.disabled = !this.past.length;
+    this.crumbs.textContent = "";
+    this.trail.forEach((cell, k) => {
+      const name = cell.word === undefined ? `${letter(cell)}${cell.site}@${cell.pos}` : `next token ${isolated(glyphs(cell.word))}`,
+        crumb = el("button", "", name, this.crumbs);
+      crumb.onclick = () => {
+        this.pause();
+        this.select(cell, "step", this.trail.slice(0, k + (cell.word === undefined ? 0 : 1)));
+      };
+      el("span", "", " \u2190 ", this.crumbs);
+    });
+    const here = el("strong", "", `${letter(this.view)}${site}@${pos}`, this.crumbs);
+    here.setAttribute("aria-current", "location");
+    this.crumbs.scrollLeft = 1e6; // the end of a long walk stays in sight
+  },
+});
