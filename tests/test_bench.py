@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import islice
 
 import pytest
@@ -13,7 +14,8 @@ _SMALLER = {"effects": {"n_layers": 2}, "store": {"n_sequences": 8, "d_model": 3
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_suites_run(suite):
-    ratios = list(islice(SUITES[suite](pairs=2, **_SMALLER.get(suite, {})), 3))
+    with closing(SUITES[suite](pairs=2, **_SMALLER.get(suite, {}))) as running:
+        ratios = list(islice(running, 3))
     assert len({ratio.name for ratio in ratios}) == 3
     assert all(0 < ratio.low <= ratio.median <= ratio.high and ratio.seconds > 0 for ratio in ratios)
 

@@ -20,6 +20,7 @@ class Ratio:
     high: float  # third quartile
     bound: float | None
     seconds: float  # median of A
+    shown: str = ""  # in place of the seconds, where something else was measured
 
     @property
     def passed(self) -> bool | None:
