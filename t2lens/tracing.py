@@ -16,15 +16,15 @@ from t2lens.checks import Check, Verification
 from t2lens.edits import Edit, Marks, check, edited, marks, read_edits
 from t2lens.files import read_arrays, write_arrays
 from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
-from t2lens.residual import Read, by_way
+from t2lens.readout import Followed
+from t2lens.trace_variables import depth_weights, edit_effect, followed_variables, variables_of
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["Trace", "load_trace", "source_order", "trace"]
+__all__ = ["Trace", "depth_weights", "load_trace", "source_order", "trace"]
 
 _FORMAT = "t2lens trace 1"
-_TOP = 5  # predicted tokens kept per position
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -39,14 +39,25 @@ class Trace:
         residual_norm(read, pos)               length of the read;  atom_norm(atom, pos)  length of what was written
         sequence_attention(layer, head, query, key)   and local_attention where the model has ShortSWA
         gate(write, pos)                       where the system has gates (DDL: beta, 0..2)
+        erased_energy, written_energy(write, pos)     squared lengths of what a write of Deep Delta Learning erases from
+                                               the state, |beta k k^T X|^2, and puts there, |beta k v^T|^2
+        edit_effect(read, pos)                 under edits: |edited - clean| / |clean| of the read
         loss(pos)                              nats, of the token at pos given those before it (NaN at the first, and in
                                                a bidirectional model, which sees that token)
         next_token(pos, k), next_logprob(pos, k)      the likeliest continuations
 
+    and where the trace follows a token (`followed(pos)`):
+
+        lens_logprob, lens_rank, lens_kl(read, pos)   logit lens of the read: log probability (nats) and place (1: the
+                                               likeliest) of that token, KL from the model's own prediction
+        lens_top, lens_top_logprob(read, pos, k)      its likeliest tokens, as indices into the coordinate `word`
+        logit_share(atom, pos)                 what the write adds to the token's logit; with `logit_bias(pos)` the
+                                               shares sum to `logit(pos)`. NaN where an edit left no sum of writes
+
     A read with several ways is several reads (`3.attn.q`, `3.attn.k`, ...); the coordinates site, way and seen (atoms
     written before it, less embed) of `read` say which. `of_way` gives the trace with one read per site.
 
-    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, ways, notices, edits.
+    Other attributes: text, tokens, token_ids, model_name, config, source_atoms, ways, notices, edits, follow.
     """
 
     def __init__(self, dataset: xr.Dataset, meta: dict[str, Any]) -> None:
@@ -85,6 +96,11 @@ class Trace:
         """What the pass was edited with, in order. All numbers are those of the edited pass, depth weights and gates as
         the edits left them; the account of reads and streams that edits replaced is told in `notices`."""
         return tuple(map(Edit.from_dict, self._meta.get("edits", [])))  # older files have none
+
+    @property
+    def follow(self) -> str | None:
+        """Which token the trace follows, in words ("the true next token", "' queen'"), or None."""
+        return self._meta.get("follow")
 
     @property
     def causal(self) -> bool:
@@ -199,6 +215,7 @@ def trace(
     edits: Any = (),
     form: str = "additive",
     name: str | None = None,
+    follow: str | int | None = None,
 ) -> Trace:
     """Run `model` once on one sequence and label everything that moved along both axes.
 
@@ -210,6 +227,9 @@ def trace(
             gives them. Where it replaces a read itself, they are of the read that was there to replace.
         form: linear form of the accounting, "additive", or "operator" for Deep Delta Learning.
         name: shown as the model's name; by default the name it was loaded under.
+        follow: a token whose logit, lens probability and rank are followed through every read: "next" (the true next
+            token of each position; in a bidirectional model the one that stands there), or the text or id of one token.
+            None: nothing of that is computed. (A token whose text is "next" is named by its id.)
 
     Raises:
         ValueError: an empty prompt, more than one sequence, token ids outside the vocabulary, an unknown form, an edit
@@ -232,9 +252,17 @@ def trace(
     touched = marks(model, wanted)
     record, patterns = ForwardRecord(), {}
     capture = [(name_, _keep(patterns)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
+    followed = None if follow is None else Followed.of(model, tokens[0], follow)
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
-    variables, coords = _variables(model, record, tokens, logits, patterns, form, touched)
+    variables, coords = variables_of(model, record, tokens, logits, patterns, form, touched)
+    if wanted:
+        clean, reads = model.record(tokens).reads, [read.name for read in model.reads]
+        effect = np.stack([edit_effect(record.reads[read][0], clean[read][0]) for read in reads])
+        variables["edit_effect"] = (("read", "pos"), effect, {"meaning": "|edited - clean| / |clean| of the read"})
+    if followed is not None:
+        found = followed_variables(model, record, logits, followed, form, touched)
+        variables, coords = variables | found[0], coords | found[1]
     strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])
     coords["token"] = ("pos", np.array(strings, dtype=object))
     coords["token_id"] = ("pos", tokens[0].cpu().numpy())
@@ -248,6 +276,7 @@ def trace(
         "gate_label": residual.gate_label,
         "notices": notices,
         "edits": [edit.to_dict() for edit in wanted],
+        "follow": None if followed is None else followed.text,
         "source_atoms": {r.name: {s.name: list(s.atoms) for s in residual.sources(r.site)} for r in model.reads},
         "checks": Verification(tuple(_checks(model, record, logits, form, touched))).to_list(),
     }
@@ -298,117 +327,6 @@ def _keep(into: dict[str, Tensor]) -> Any:
     return hook
 
 
-def _array(x: Tensor) -> np.ndarray:
-    """numpy of the trace's dtype: float64 stays, everything narrower becomes float32."""
-    return (x if x.dtype == torch.float64 else x.float()).detach().cpu().numpy()
-
-
-def _variables(
-    model: Transformer,
-    record: ForwardRecord,
-    tokens: Tensor,
-    logits: Tensor,
-    patterns: dict[str, Tensor],
-    form: str,
-    touched: Marks,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    residual, n_pos = model.residual, tokens.shape[1]
-    sources = source_order(model)
-    reads = [read.name for read in model.reads]
-    dtype = np.float64 if logits.dtype == torch.float64 else np.float32
-    weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
-    own = depth_weights(model, record)
-    for i, read in enumerate(model.reads):
-        columns = [sources.index(s.name) for s in residual.sources(read.site)]
-        weight[i][:, columns] = _array(own[read.name][0]) if read.name in own else 1.0
-    mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
-    length = mixing.copy()
-    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
-        there = 0 if read.name in touched.lost else read.site.seen + 1  # atoms written before this read
-        mixing[i][:, :there] = _array(row[:there, 0].T)
-    for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
-        there = 0 if read.name in touched.lost else read.site.seen + 1
-        length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
-    logprob = logits[0].double().log_softmax(dim=-1)
-    top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
-    loss = np.full(n_pos, np.nan)
-    if model.cfg.causal:
-        loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
-    decode = str if model.tokenizer is None else model.tokenizer.str_token
-    out: dict[str, Any] = {
-        "depth_weight": (
-            ("read", "pos", "source"),
-            weight,
-            {"meaning": "the system's own weights of a read"},
-        ),
-        "mixing": (
-            ("read", "pos", "atom"),
-            mixing,
-            {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"},
-        ),
-        "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
-        "residual_norm": (
-            ("read", "pos"),
-            np.stack([_array(record.reads[name][0].norm(dim=-1)) for name in reads]),
-            {"unit": "stream"},
-        ),
-        "atom_norm": (
-            ("atom", "pos"),
-            np.stack([_array(atom[0].norm(dim=-1)) for atom in record.atoms]),
-            {"unit": "stream"},
-        ),
-        "loss": ("pos", loss, {"unit": "nats"}),
-        "next_token": (
-            ("pos", "k"),
-            np.array([[decode(i) for i in row] for row in top.indices.tolist()], dtype=object),
-        ),
-        "next_logprob": (("pos", "k"), top.values.cpu().numpy(), {"unit": "nats"}),
-    }
-    for variable, kind in (("sequence_attention", "attn"), ("local_attention", "local")):
-        grids = [patterns[n] for n in patterns if n.split(".")[2] == kind]
-        if grids:
-            grid = _array(torch.stack(grids)[:, 0])  # [layer, head, query, key]
-            if kind == "local" or model.cfg.causal:
-                grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
-            dims = ("layer", "head" if kind == "attn" else "local_head", "query", "key")
-            out[variable] = (dims, grid, {"unit": "probability"})
-    gates = [residual.gate(step.gates) for step in record.steps if step.out is not None]
-    if all(g is not None for g in gates):
-        out["gate"] = (
-            ("write", "pos"),
-            np.stack([_array(g[0]) for g in gates if g is not None]),
-            _known(
-                label=residual.gate_label,
-                range=residual.gate_range and [*residual.gate_range],
-                meaning=residual.gate_meaning,
-            ),
-        )
-    coords: dict[str, Any] = {
-        "read": np.array(reads, dtype=object),
-        "site": ("read", np.array([read.site.name for read in model.reads], dtype=object)),
-        "way": ("read", np.array([read.way for read in model.reads], dtype=object)),
-        "seen": ("read", np.array([read.site.seen for read in model.reads])),
-        "source": np.array(sources, dtype=object),
-        "atom": np.array(model.atoms, dtype=object),
-        "write": np.array(model.atoms[1:], dtype=object),
-        "pos": np.arange(n_pos),
-        "query": np.arange(n_pos),
-        "key": np.arange(n_pos),
-        "layer": np.arange(model.cfg.n_layers),
-    }
-    return out, coords
-
-
-def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor]:
-    """read name -> the system's own weights [B, T, S], for the reads that have any (the others hold all with 1)."""
-    found = {}
-    for step in record.steps:
-        own = model.residual.depth_weights(step.site, step.gates)
-        if own is not None:
-            found |= {Read(step.site, way).name: weights for way, weights in by_way(own).items()}
-    return found
-
-
 def source_order(model: Transformer) -> list[str]:
     """`model.source_order()`."""
     return model.source_order()
@@ -447,7 +365,8 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
     if model.unembed.is_linear and not touched.readout and "out" not in touched.lost:
         used = record.reads["out"].double()
         parts = torch.cat([share.double(), (used - made("out").double()).unsqueeze(0)])  # last: what an edit added
-        whole = model.logit_shares(parts, used).sum(dim=0) + model.logit_bias.double()
+        # the shares of every token at every position would be a large tensor, and their sum is linear
+        whole = model.normed_shares(parts, used).sum(dim=0) @ model.W_U.double() + model.logit_bias.double()
         of = "per-atom shares, the edit's share" if "out" in touched.reads else "per-atom shares"
         what = f"logits are the sum of {of} and the bias (relative)"
         checks.append(Check("logit shares", relative(whole, logits.double()), limit, what))
@@ -464,10 +383,6 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
     finite = float(sum(int((~x.isfinite()).sum()) for x in (*record.reads.values(), logits)))
     checks.append(Check("finite", finite, 0.0, "number of NaN or infinite entries in reads and logits"))
     return checks
-
-
-def _known(**attrs: Any) -> dict[str, Any]:
-    return {name: value for name, value in attrs.items() if value is not None}
 
 
 def _worst(a: float, b: float) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from t2lens.mixing import ForwardRecord, Step
+from t2lens.residual.deep_delta import edit_energy
 
 if TYPE_CHECKING:
     from t2lens.analysis.inputs import Batch
@@ -159,14 +160,14 @@ class Gates:
         awake = norm >= IDLE * self.k_eps
         self.note("unit direction", (square.squeeze(-1).sqrt() - 1).abs()[awake])
         size = x.square().sum(dim=(-2, -1)).sqrt().clamp(min=1e-30)
-        scaled = beta.squeeze(-1).square() * square.squeeze(-1)
+        direction = gates["direction"]
         return {
             "beta": beta.squeeze(-1),
             "norm": norm,
             "error_before": (held - value).norm(dim=-1),
             "error_after": (left - value).norm(dim=-1),
-            "erased": scaled * held.square().sum(dim=-1) * (1.0 if self.erases else 0.0),
-            "written": scaled * value.square().sum(dim=-1),
+            "erased": edit_energy(beta, direction, held) * (1.0 if self.erases else 0.0),
+            "written": edit_energy(beta, direction, value),
             "change": (after - x).square().sum(dim=(-2, -1)).sqrt() / size,
             "alignment": held.norm(dim=-1) / size,
         }

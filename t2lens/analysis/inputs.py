@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from t2lens.readout import token_id  # for callers of this module too
 from t2lens.text import number_tensor
 
 if TYPE_CHECKING:
@@ -151,30 +152,6 @@ def check_finite(values: Tensor, batch: Batch, what: str) -> None:
         raise ValueError(
             f"{what} at {n} of {total} tokens are NaN or infinite, so no number made of them means anything{why}."
         )
-
-
-def token_id(model: Transformer, token: str | int) -> int:
-    """The id of a token that is given as its text or its id; a model without tokenizer takes an id as text too.
-
-    Raises:
-        ValueError: a text that is not exactly one token (the message says which tokens it is), or no id of this model.
-        TypeError: neither a text nor a whole number.
-    """
-    if isinstance(token, str) and model.tokenizer is None and token.strip().lstrip("-").isdecimal():
-        token = int(token)
-    if isinstance(token, str):
-        pieces = model.to_str_tokens(token, prepend_bos=False)
-        if len(pieces) != 1:
-            said = f"the tokens {', '.join(map(repr, pieces))}; name one of them" if pieces else "no token"
-            if pieces and len(model.to_str_tokens(f" {token}", prepend_bos=False)) == 1:
-                said += f", or write {' ' + token!r}, as the word stands within a text"
-            raise ValueError(f"{token!r} is not one token of this model but {said}.")
-        return model.to_single_token(token)
-    if isinstance(token, bool) or not hasattr(token, "__index__"):
-        raise TypeError(f"A token is its text or its id, not {type(token).__name__}.")
-    if not 0 <= int(token) < model.cfg.d_vocab:
-        raise ValueError(f"Token id {int(token)} is outside the vocabulary 0..{model.cfg.d_vocab - 1}.")
-    return int(token)
 
 
 def _texts(input: Any) -> list[str] | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from t2lens.analysis.inputs import Batch, token_id
+from t2lens.readout import word
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -72,8 +73,3 @@ def chosen_tokens(model: Transformer, batch: Batch, given: Any, name: str) -> Te
     if several and len(each) != len(batch.tokens):
         raise ValueError(f"{name} names {len(each)} tokens for {len(batch.tokens)} sequences; give one, or one each.")
     return torch.tensor(each if several else each * len(batch.tokens), device=batch.tokens.device)
-
-
-def word(model: Transformer, token: int) -> str:
-    """A token as text; its id where the model has no tokenizer."""
-    return str(token) if model.tokenizer is None else model.to_str_tokens([token])[0]

@@ -23,14 +23,13 @@ from t2lens.analysis.inputs import Batch, read_batch
 from t2lens.analysis.layout import chosen_tokens, per_token, put, token_axes, token_coords, word
 from t2lens.analysis.progress import progress
 from t2lens.mixing import ForwardRecord
+from t2lens.readout import chunks, lens, lens_values
 from t2lens.residual.hyper_connections import HyperConnected
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
 __all__ = ["logit_lens"]
-
-_ENTRIES = 2**22  # numbers of one float64 tensor [positions, vocab]
 
 _MEANING = {
     "probability": ("probability that the lens gives the target", "probability"),
@@ -198,30 +197,18 @@ def _measure(
     found["top_probability"] = last.new_full((*shape, top), torch.nan, dtype=torch.float64)
     found["top_id"] = last.new_full((*shape, top), -1, dtype=torch.int64)
     rows, columns = batch.valid.nonzero(as_tuple=True)
-    size = max(1, _ENTRIES // model.cfg.d_vocab)
-    chunks = [slice(first, first + size) for first in range(0, len(rows), size)]
-
-    def logprob(x: Tensor) -> Tensor:
-        return model.unembed(model.ln_final(x.unsqueeze(0)))[0].double().log_softmax(dim=-1)
-
-    total = len(chunks) * len(looks)
+    parts = list(chunks(model, len(rows)))
+    total = len(parts) * len(looks)
     for step in progress(range(total), "Logit lens", total):
-        chunk, i = chunks[step // len(looks)], step % len(looks)
+        chunk, i = parts[step // len(looks)], step % len(looks)
         at = (rows[chunk], columns[chunk])
         if i == 0:
-            final, target, has = logprob(last[at]), wanted[at].unsqueeze(-1), known[at]
-        own = final if looks[i] is last else logprob(looks[i][at])
-        p = own.exp()
-        of_target = own.gather(-1, target)
-        values = {
-            "probability": torch.where(has, of_target.exp().squeeze(-1), torch.nan),
-            "loss": torch.where(has, -of_target.squeeze(-1), torch.nan),
-            "rank": torch.where(
-                has & ~of_target.isnan().squeeze(-1), 1 + (own > of_target).sum(dim=-1).double(), torch.nan
-            ),
-            "entropy": -(p * own).sum(dim=-1),
-            "kl": (final.exp() * (final - own)).sum(dim=-1).clamp(min=0.0),
-        }
+            final, target, has = lens(model, last[at]), wanted[at], known[at]
+        own = final if looks[i] is last else lens(model, looks[i][at])
+        values = lens_values(own, final, target)
+        logprob = torch.where(has, values.pop("logprob"), torch.nan)
+        values["rank"] = torch.where(has, values["rank"], torch.nan)
+        values |= {"probability": logprob.exp(), "loss": -logprob}
         best = own.topk(top, dim=-1)
         values |= {"top_probability": best.values.exp(), "top_id": best.indices.masked_fill(best.values.isnan(), -1)}
         for name, value in values.items():

@@ -217,6 +217,11 @@ class ResidualSystem(nn.Module):
         """The system's gate on a write [B, T], or None."""
         return None
 
+    def energies(self, gates: Gates) -> tuple[Tensor, Tensor] | None:
+        """Squared lengths [B, T] of what a write erases from the state and of what it puts there, for systems that edit
+        a state along a direction; None for the others."""
+        return None
+
     # --- for subclasses
     def hook_point(self, name: str, *, shape: str, meaning: str, unit: str = "") -> HookPoint:
         self.hook_points[name] = point = HookPoint(shape=shape, meaning=meaning, unit=unit)

@@ -258,6 +258,11 @@ class DeepDeltaLearning(ResidualSystem):
     def gate(self, gates: Gates) -> Tensor | None:
         return gates["beta"].squeeze(-1)
 
+    def energies(self, gates: Gates) -> tuple[Tensor, Tensor] | None:
+        beta, direction = gates["beta"], gates["direction"]
+        written = edit_energy(beta, direction, gates["value"])
+        return edit_energy(beta, direction, gates["proj"]) if "proj" in gates else 0 * written, written
+
     def _hooks(self) -> None:
         if not self.expanded:
             self.single_stream_hooks()
@@ -281,6 +286,13 @@ class DeepDeltaLearning(ResidualSystem):
                 full = f"blocks.{site.layer}.ddl_{site.kind}.{name}"
                 point = self.hook_point(full, shape=shape, meaning=f"{meaning} ({site.name})", unit=unit)
                 self.gate_points[-1][name] = point
+
+
+def edit_energy(beta: Tensor, direction: Tensor, values: Tensor) -> Tensor:
+    """|beta k a^T|^2 = beta^2 |k|^2 |a|^2 [...], in at least float32: of beta [..., 1], k [..., D] and values a
+    [..., V], which a write erases (a = k^T X) or puts there (a = v)."""
+    beta, direction, values = wide(beta), wide(direction), wide(values)
+    return beta.squeeze(-1).square() * direction.square().sum(dim=-1) * values.square().sum(dim=-1)
 
 
 class _OperatorForm(ResidualSystem):

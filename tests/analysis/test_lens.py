@@ -173,7 +173,7 @@ def test_half_precision_is_finite(system, dtype):
 def test_a_lens_in_chunks_is_the_same(monkeypatch):
     model, tokens = tiny("hyper-connections", 8), random_tokens(8)
     whole = logit_lens(model, tokens)
-    monkeypatch.setattr("t2lens.analysis.lens._ENTRIES", 100)  # two positions at a time
+    monkeypatch.setattr("t2lens.readout._ENTRIES", 100)  # two positions at a time
     for name, values in logit_lens(model, tokens).dataset.data_vars.items():
         same = values.values == whole[str(name)].values
         missing = np.isnan(values.values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)

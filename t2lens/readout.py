@@ -1,0 +1,184 @@
+"""What the readout makes of a read, or of a part of the last one: the logit lens, and shares of one token's logit.
+
+    lens = log softmax(unembed(ln_final(read)))      KL(final || lens) = sum over tokens of p_final (log p_final - lens)
+    share = (w * part / scale) . W_U[:, token]       shares of all parts of the last read and the bias sum to the logit
+
+The scale of a lens is that of its own read, the scale of a share that of the read in use. Everything that shows either,
+traces and analyses alike, takes it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["NEXT", "Followed", "chunks", "lens", "lens_values", "logit_shares_of", "token_id", "word"]
+
+NEXT = "next"
+"""Follow the true next token at each position."""
+
+_ENTRIES = 2**22  # numbers of one float64 tensor [positions, vocab]
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def token_id(model: Transformer, token: str | int) -> int:
+    """The id of a token that is given as its text or its id; a model without tokenizer takes an id as text too.
+
+    Raises:
+        ValueError: a text that is not exactly one token (the message says which tokens it is), or no id of this model.
+        TypeError: neither a text nor a whole number.
+    """
+    if isinstance(token, str) and model.tokenizer is None and token.strip().lstrip("-").isdecimal():
+        token = int(token)
+    if isinstance(token, str):
+        pieces = model.to_str_tokens(token, prepend_bos=False)
+        if len(pieces) != 1:
+            said = f"the tokens {', '.join(map(repr, pieces))}; name one of them" if pieces else "no token"
+            if pieces and len(model.to_str_tokens(f" {token}", prepend_bos=False)) == 1:
+                said += f", or write {' ' + token!r}, as the word stands within a text"
+            raise ValueError(f"{token!r} is not one token of this model but {said}.")
+        return model.to_single_token(token)
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise TypeError(f"A token is its text or its id, not {type(token).__name__}.")
+    if not 0 <= int(token) < model.cfg.d_vocab:
+        raise ValueError(f"Token id {int(token)} is outside the vocabulary 0..{model.cfg.d_vocab - 1}.")
+    return int(token)
+
+
+def word(model: Transformer, token: int) -> str:
+    """A token as text; its id where the model has no tokenizer."""
+    return str(token) if model.tokenizer is None else model.to_str_tokens([token])[0]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """ids [T]: which token is followed at each position, -1 where there is none; text: the same in words."""
+
+    ids: Tensor
+    text: str
+
+    @classmethod
+    def of(cls, model: Transformer, tokens: Tensor, follow: str | int) -> Followed:
+        """`follow` on one sequence [T]: "next", the text of a token or its id. In a bidirectional model, whose
+        predictions are of the token that stands there, "next" is that one. ValueError, TypeError as `token_id`."""
+        if follow == NEXT and isinstance(follow, str):
+            if not model.cfg.causal:
+                return cls(tokens, "the token at each position")
+            return cls(torch.cat([tokens[1:], tokens.new_full((1,), -1)]), "the true next token")
+        one = token_id(model, follow)
+        return cls(torch.full_like(tokens, one), repr(word(model, one)))
+
+
+# --- the lens --------------------------------------------------------------------------------------------------------
+
+
+def chunks(model: Transformer, n: int) -> Iterator[slice]:
+    """0..n - 1 in slices of so many positions that one tensor [positions, vocab] stays small."""
+    size = max(1, _ENTRIES // model.cfg.d_vocab)
+    yield from (slice(first, first + size) for first in range(0, n, size))
+
+
+def lens(model: Transformer, x: Tensor) -> Tensor:
+    """[N, V] float64: log probabilities that the readout gives to reads x [N, D]."""
+    return model.unembed(model.ln_final(x.unsqueeze(0)))[0].double().log_softmax(dim=-1)
+
+
+def lens_values(own: Tensor, final: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Numbers [N] of predictions `own` [N, V], log probabilities: logprob and rank (1: the likeliest) of the targets
+    [N], entropy, and kl from the model's own prediction `final` [N, V]. NaN where a prediction is."""
+    of_target = own.gather(-1, target.unsqueeze(-1))
+    rank = 1 + (own > of_target).sum(dim=-1).double()
+    return {
+        "logprob": of_target.squeeze(-1),
+        "rank": rank.masked_fill(of_target.isnan().squeeze(-1), torch.nan),
+        "entropy": -(own.exp() * own).sum(dim=-1),
+        "kl": (final.exp() * (final - own)).sum(dim=-1).clamp(min=0.0),
+    }
+
+
+# --- shares of a logit -----------------------------------------------------------------------------------------------
+
+
+def logit_shares_of(model: Transformer, parts: Tensor, read: Tensor, ids: Tensor) -> Tensor:
+    """[P, ...] float64: what parts [P, ..., D] of the last read [..., D] add to the logits of the tokens ids [...], by
+    the scale of that read. ValueError where the head is not linear."""
+    normed = model.normed_shares(parts.double(), read.double())
+    return (normed * model.W_U[:, ids].movedim(0, -1).to(normed.dtype)).sum(dim=-1)
+
+
+# --- what a trace keeps of both --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def follow_variables(
+    model: Transformer,
+    reads: dict[str, Tensor],
+    logits: Tensor,
+    followed: Followed,
+    parts: Tensor | None,
+    top: int,
+    *,
+    plain: bool = True,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Variables and coordinates of a trace (without its NaN) that follow a token.
+
+    reads: name -> [T, D], "out" among them. logits [T, V]. parts: [A + 1, T, D] of the last read, of every atom and of
+    what an edit of the read put in; None where no sum of parts gives the logits. plain: whether logits are the readout
+    of "out" as it is (no edit of the readout itself).
+    """
+    n_pos, dtype = len(logits), torch.float64 if logits.dtype == torch.float64 else torch.float32
+    there, ids = followed.ids >= 0, followed.ids.clamp(min=0)
+    found = {name: logits.new_full((len(reads), n_pos), torch.nan, dtype=dtype) for name in ("logprob", "rank", "kl")}
+    best = logits.new_full((len(reads), n_pos, top), torch.nan, dtype=dtype)
+    best_ids = torch.zeros(len(reads), n_pos, top, dtype=torch.int64, device=logits.device)
+    for at in chunks(model, n_pos):
+        final = logits[at].double().log_softmax(dim=-1)
+        for i, (name, read) in enumerate(reads.items()):
+            own = final if name == "out" and plain else lens(model, read[at])
+            values = lens_values(own, final, ids[at])
+            for key in ("logprob", "rank"):
+                values[key] = values[key].masked_fill(~there[at], torch.nan)
+            for key, table in found.items():
+                table[i, at] = values[key].to(dtype)
+            likeliest = own.topk(top, dim=-1)
+            best[i, at], best_ids[i, at] = likeliest.values.to(dtype), likeliest.indices
+    kept, index = best_ids.unique(return_inverse=True)
+    of_read, spelled = ("read", "pos"), [word(model, i) for i in kept.tolist()]
+    names = [word(model, i) if i >= 0 else "" for i in followed.ids.tolist()]
+    out: dict[str, Any] = {
+        "followed": ("pos", np.array(names, dtype=object), {"meaning": "the token that is followed; empty: none"}),
+        "followed_id": ("pos", followed.ids.cpu().numpy(), {"meaning": "its id; -1: none"}),
+        "lens_logprob": (of_read, _numbers(found["logprob"]), {"unit": "nats"}),
+        "lens_rank": (of_read, _numbers(found["rank"]), {"unit": "place"}),
+        "lens_kl": (of_read, _numbers(found["kl"]), {"unit": "nats"}),
+        "lens_top": ((*of_read, "k"), index.to(torch.int32).cpu().numpy(), {"meaning": "index into word"}),
+        "lens_top_logprob": ((*of_read, "k"), _numbers(best), {"unit": "nats"}),
+    }
+    if model.unembed.is_linear:
+        shares = logits.new_full((len(model.atoms) + 1, n_pos), torch.nan, dtype=torch.float64)
+        bias = model.logit_bias.double()[ids]
+        if parts is not None:
+            shares = logit_shares_of(model, parts, reads["out"], ids)
+        whole = logits.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        shares, rest, whole = (
+            x.masked_fill(~there, torch.nan).to(dtype) for x in (shares[:-1], bias + shares[-1], whole)
+        )
+        what = "the bias, and what an edit of the last read put in"
+        out["logit_share"] = (("atom", "pos"), _numbers(shares), {"unit": "logit"})
+        out["logit_bias"] = ("pos", _numbers(rest), {"unit": "logit", "meaning": what})
+        out["logit"] = ("pos", _numbers(whole), {"unit": "logit"})
+    return out, {"word": np.array(spelled, dtype=object)}
+
+
+def _numbers(x: Tensor) -> np.ndarray:
+    return x.cpu().numpy()

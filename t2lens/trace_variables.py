@@ -1,0 +1,162 @@
+"""The variables of a trace: what `t2lens.trace` makes of the record of one pass, labelled, absent things NaN."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from t2lens.edits import Marks
+from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.readout import Followed, follow_variables
+from t2lens.residual import Read, by_way
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["depth_weights", "edit_effect", "followed_variables", "variables_of"]
+
+_TOP = 5  # predicted tokens kept per position
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """numpy of the trace's dtype: float64 stays, everything narrower becomes float32."""
+    return (x if x.dtype == torch.float64 else x.float()).detach().cpu().numpy()
+
+
+def variables_of(
+    model: Transformer,
+    record: ForwardRecord,
+    tokens: Tensor,
+    logits: Tensor,
+    patterns: dict[str, Tensor],
+    form: str,
+    touched: Marks,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    residual, n_pos = model.residual, tokens.shape[1]
+    sources = model.source_order()
+    reads = [read.name for read in model.reads]
+    dtype = np.float64 if logits.dtype == torch.float64 else np.float32
+    weight = np.full((len(reads), n_pos, len(sources)), np.nan, dtype)
+    own = depth_weights(model, record)
+    for i, read in enumerate(model.reads):
+        columns = [sources.index(s.name) for s in residual.sources(read.site)]
+        weight[i][:, columns] = _array(own[read.name][0]) if read.name in own else 1.0
+    mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
+    length = mixing.copy()
+    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
+        there = 0 if read.name in touched.lost else read.site.seen + 1  # atoms written before this read
+        mixing[i][:, :there] = _array(row[:there, 0].T)
+    for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
+        there = 0 if read.name in touched.lost else read.site.seen + 1
+        length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
+    logprob = logits[0].double().log_softmax(dim=-1)
+    top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
+    loss = np.full(n_pos, np.nan)
+    if model.cfg.causal:
+        loss[1:] = -logprob[:-1].gather(-1, tokens[0, 1:, None]).squeeze(-1).cpu().numpy()
+    decode = str if model.tokenizer is None else model.tokenizer.str_token
+    out: dict[str, Any] = {
+        "depth_weight": (
+            ("read", "pos", "source"),
+            weight,
+            {"meaning": "the system's own weights of a read"},
+        ),
+        "mixing": (
+            ("read", "pos", "atom"),
+            mixing,
+            {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"},
+        ),
+        "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
+        "residual_norm": (
+            ("read", "pos"),
+            np.stack([_array(record.reads[name][0].norm(dim=-1)) for name in reads]),
+            {"unit": "stream"},
+        ),
+        "atom_norm": (
+            ("atom", "pos"),
+            np.stack([_array(atom[0].norm(dim=-1)) for atom in record.atoms]),
+            {"unit": "stream"},
+        ),
+        "loss": ("pos", loss, {"unit": "nats"}),
+        "next_token": (
+            ("pos", "k"),
+            np.array([[decode(i) for i in row] for row in top.indices.tolist()], dtype=object),
+        ),
+        "next_logprob": (("pos", "k"), top.values.cpu().numpy(), {"unit": "nats"}),
+    }
+    for variable, kind in (("sequence_attention", "attn"), ("local_attention", "local")):
+        grids = [patterns[n] for n in patterns if n.split(".")[2] == kind]
+        if grids:
+            grid = _array(torch.stack(grids)[:, 0])  # [layer, head, query, key]
+            if kind == "local" or model.cfg.causal:
+                grid[..., ~np.tri(n_pos, dtype=bool)] = np.nan
+            dims = ("layer", "head" if kind == "attn" else "local_head", "query", "key")
+            out[variable] = (dims, grid, {"unit": "probability"})
+    gates = [residual.gate(step.gates) for step in record.steps if step.out is not None]
+    if all(g is not None for g in gates):
+        out["gate"] = (
+            ("write", "pos"),
+            np.stack([_array(g[0]) for g in gates if g is not None]),
+            _known(
+                label=residual.gate_label,
+                range=residual.gate_range and [*residual.gate_range],
+                meaning=residual.gate_meaning,
+            ),
+        )
+    energies = [residual.energies(step.gates) for step in record.steps if step.out is not None]
+    if all(each is not None for each in energies):
+        for name, each in zip(
+            ("erased_energy", "written_energy"), zip(*filter(None, energies), strict=True), strict=True
+        ):
+            out[name] = (("write", "pos"), np.stack([_array(x[0]) for x in each]), {"unit": "stream squared"})
+    coords: dict[str, Any] = {
+        "read": np.array(reads, dtype=object),
+        "site": ("read", np.array([read.site.name for read in model.reads], dtype=object)),
+        "way": ("read", np.array([read.way for read in model.reads], dtype=object)),
+        "seen": ("read", np.array([read.site.seen for read in model.reads])),
+        "source": np.array(sources, dtype=object),
+        "atom": np.array(model.atoms, dtype=object),
+        "write": np.array(model.atoms[1:], dtype=object),
+        "pos": np.arange(n_pos),
+        "query": np.arange(n_pos),
+        "key": np.arange(n_pos),
+        "layer": np.arange(model.cfg.n_layers),
+    }
+    return out, coords
+
+
+def edit_effect(edited: Tensor, clean: Tensor) -> np.ndarray:
+    """[T]: how far an edited read [T, D] is from the clean one, relative to that; 0 where both are the same."""
+    off, size = (edited.double() - clean.double()).norm(dim=-1), clean.double().norm(dim=-1)
+    return _array(torch.where(off == 0, 0.0, off / size).to(edited.dtype))
+
+
+def followed_variables(
+    model: Transformer, record: ForwardRecord, logits: Tensor, followed: Followed, form: str, touched: Marks
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    parts = None
+    if not touched.readout and "out" not in touched.lost and model.unembed.is_linear:
+        used = record.reads["out"][0].double()
+        put_in = used - record.made["out"][0].double() if "out" in touched.reads else torch.zeros_like(used)
+        *_, (_, share) = contributions_by_read(model.residual, record, form)
+        parts = torch.cat([share[:, 0].double(), put_in.unsqueeze(0)])
+    reads = {read.name: record.reads[read.name][0] for read in model.reads}
+    top = min(_TOP, model.cfg.d_vocab)
+    return follow_variables(model, reads, logits[0], followed, parts, top, plain=not touched.readout)
+
+
+def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor]:
+    """read name -> the system's own weights [B, T, S], for the reads that have any (the others hold all with 1)."""
+    found = {}
+    for step in record.steps:
+        own = model.residual.depth_weights(step.site, step.gates)
+        if own is not None:
+            found |= {Read(step.site, way).name: weights for way, weights in by_way(own).items()}
+    return found
+
+
+def _known(**attrs: Any) -> dict[str, Any]:
+    return {name: value for name, value in attrs.items() if value is not None}
