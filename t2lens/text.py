@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from t2lens.sublayers import DecodingCache
@@ -158,6 +159,42 @@ class TextInterface:
         or when every row has produced `stop_at`, which a row that has stopped repeats. `use_cache=False` runs a full
         pass per token: the same numbers.
         """
+        tokens, mask = self.prepare(input, attention_mask)
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "stop_at": stop_at, "seed": seed}
+        steps = self.generate_steps(tokens, max_new_tokens, attention_mask=mask, use_cache=use_cache, **options)
+        tokens = torch.cat([tokens, *(step for step, _ in steps)], dim=1)
+        if mask is not None:
+            mask = F.pad(mask, (0, tokens.shape[1] - mask.shape[1]), value=True)
+        if isinstance(input, str):
+            return self.to_string(tokens[0])
+        if isinstance(input, Sequence) and len(input) and isinstance(input[0], str):
+            keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+            return [self.to_string(row[real]) for row, real in zip(tokens, keep, strict=True)]
+        return tokens
+
+    @torch.no_grad()
+    def generate_steps(
+        self,
+        input: Any,
+        max_new_tokens: int = 20,
+        *,
+        attention_mask: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        stop_at: int | None = None,
+        seed: int = 0,
+        use_cache: bool = True,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`generate`, a token at a time: yields (next tokens [batch, 1], the logits [batch, vocab] behind them).
+
+        Arguments and errors as there; nothing runs before the first step is asked for.
+
+        Example:
+            >>> import t2lens
+            >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=1), seed=0)
+            >>> all(int(step) == int(logits.argmax()) for step, logits in model.generate_steps([0, 7], 3, temperature=0))
+            True
+        """
         if max_new_tokens < 0 or not temperature >= 0 or (top_k is not None and top_k < 1):
             raise ValueError("generate needs max_new_tokens >= 0, temperature >= 0 and top_k >= 1.")
         if not self.cfg.causal:
@@ -177,19 +214,14 @@ class TextInterface:
             step = _choose(logits.float(), temperature, top_k, generator)
             if stop_at is not None:
                 step[done] = stop_at
-            tokens = torch.cat([tokens, step], dim=1)
-            if mask is not None:
-                mask = torch.cat([mask, torch.ones_like(step, dtype=torch.bool)], dim=1)
+            yield step, logits
+            if cache is None:
+                tokens = torch.cat([tokens, step], dim=1)
+                mask = None if mask is None else F.pad(mask, (0, 1), value=True)
             if stop_at is not None:
                 done |= step[:, 0] == stop_at
                 if bool(done.all()):
                     break
-        if isinstance(input, str):
-            return self.to_string(tokens[0])
-        if isinstance(input, Sequence) and len(input) and isinstance(input[0], str):
-            keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-            return [self.to_string(row[real]) for row, real in zip(tokens, keep, strict=True)]
-        return tokens
 
 
 def number_tensor(values: Any, what: str, device: torch.device | None = None) -> Tensor:
