@@ -21,8 +21,10 @@ The payload:
     alignment   null for one panel, or {rule: "same" | "left" | "right", shift, text}: position p of A stands beside
                 p + shift of B. Both prompts the same: "same". Else "left" (same index, shift 0) or "right" (same
                 distance from the end); positions without a partner have nothing beside them, and text says how many
-    view        {panel, pos, site, quantity, depth, head, way}: what is chosen at first; head is "mean", "max" (of each
-                weight over heads) or "0", "1", ...
+    view        {panel, pos, site, quantity, depth, head, way, layer, compare}: what is chosen at first; head is "mean",
+                "max" (of each weight over heads) or "0", "1", ...; layer "cross" or "rollout", compare "both" (A | B) or
+                "difference" (A | B | B - A): these two may be absent
+    answers     answers (see below) known beforehand, for a page without a server; may be absent
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
@@ -65,8 +67,10 @@ second mount of the component, newest last; in all of them "panel" is 0 or 1 and
         "heads": array [head, pos + 1]}   one row of sequence attention
     {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why}}
 
+In place of its values an answer may say "why" there are none, in one sentence, which is shown.
+
 It asks through component state `ask` = {"turn", "wants": [{"kind", "panel", "pos", "site", "way", "quantity"}, ...]},
-each with the keys that its answer has.
+each with the keys that its answer has; every question names all that is shown and not there yet.
 """
 
 from __future__ import annotations
