@@ -30,6 +30,9 @@ from t2lens.apps.state import (
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
 
+VIEW = "view"
+"""Marks a link that restores a view within an open session; it is never written."""
+
 PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
 PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
 
@@ -119,7 +122,7 @@ def run(page: Page) -> None:
     if not names:
         tell(["No trained model is bundled with this installation: train one with t2lens train."])
         return
-    first = state.get("page") != page.path
+    first = state.get("page") != page.path or VIEW in st.query_params  # a link inside the page asks for another view
     notices = _read_url(page, names) if first else []
     if page.bare:
         tell(notices)

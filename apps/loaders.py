@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +22,16 @@ import streamlit as st
 
 import t2lens
 from t2lens.analysis.catalog import analysis
+from t2lens.apps.memory import Memory
 from t2lens.apps.state import CLEAN, NO_MODEL
 from t2lens.edits import edited, read_edits
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 from t2lens.zoo.text import sample_texts
 
-__all__ = ["Loaded", "add", "added", "analyse", "load", "model_names", "trace"]
+__all__ = ["Loaded", "add", "added", "analyse", "forget", "load", "model_names", "trace"]
 
+_TRACES = Memory(limit=1.5e9, size=lambda trace: trace.dataset.nbytes)
+_FINDINGS = Memory(limit=0.3e9, size=lambda finding: finding.dataset.nbytes + 100 * len(finding.rows))
 _LOADING = threading.Lock()
 _ADDED: dict[str, str] = {}  # name -> what `t2lens.load` takes, beside the bundled models
 
@@ -89,16 +93,37 @@ def load(name: str) -> Loaded:
 
 
 def trace(loaded: Loaded, prompt: str, edits: str = "") -> Any:
-    """The trace of a prompt, under edits in JSON where there are any; the last 24 of the server are kept. ValueError,
-    TypeError or KeyError, one sentence each, for edits that the model cannot do."""
-    return _trace(loaded.name, loaded.weights_hash, prompt, edits.strip(), _loaded=loaded)
+    """The trace of a prompt, under edits in JSON where there are any. ValueError, TypeError or KeyError, one sentence
+    each, for edits that the model cannot do."""
+    edits = edits.strip()
+
+    def run() -> Any:
+        with loaded.twin() as model:
+            name = f"{loaded.name}, edited" if edits else loaded.name
+            return t2lens.trace(model, prompt, name=name, edits=edits or ())
+
+    return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits), run)
 
 
 def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Any:
     """The finding of an analysis of the catalog on a prompt, or on so many bundled passages, within the edited model
-    where there are edits; the last 32 are kept."""
-    chosen = tuple(sorted(options.items()))
-    return _analyse(loaded.name, loaded.weights_hash, key, given, chosen, edits.strip(), _loaded=loaded)
+    where there are edits."""
+    edits = edits.strip()
+
+    def run() -> Any:
+        input = sample_texts(given) if isinstance(given, int) else given
+        with loaded.twin() as model, edited(model, read_edits(edits or ())):
+            return analysis(key).run(model, input, **options)
+
+    chosen = json.dumps(options, sort_keys=True)
+    return _FINDINGS.get((loaded.name, loaded.weights_hash, key, given, chosen, edits), run)
+
+
+def forget() -> None:
+    """Drop everything that is kept, models too."""
+    _TRACES.clear()
+    _FINDINGS.clear()
+    _load.clear()
 
 
 def _weights_hash(name: str) -> str:
@@ -121,24 +146,3 @@ def _sha256(file: Path, mtime_ns: int, size: int) -> str:  # noqa: ARG001 - what
 def _load(name: str, weights_hash: str) -> Loaded:
     with _LOADING:  # one at a time: two would need twice the memory
         return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(_ADDED.get(name, name)))
-
-
-@st.cache_resource(max_entries=24, show_spinner=False)
-def _trace(name: str, weights_hash: str, prompt: str, edits: str, *, _loaded: Loaded) -> Any:  # noqa: ARG001 - for the key
-    with _loaded.twin() as model:
-        return t2lens.trace(model, prompt, name=f"{name}, edited" if edits else name, edits=edits or ())
-
-
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _analyse(
-    name: str,  # noqa: ARG001 - part of the key
-    weights_hash: str,  # noqa: ARG001
-    key: str,
-    given: str | int,
-    options: tuple[tuple[str, Any], ...],
-    edits: str,
-    *,
-    _loaded: Loaded,
-) -> Any:
-    with _loaded.twin() as model, edited(model, read_edits(edits or ())):
-        return analysis(key).run(model, sample_texts(given) if isinstance(given, int) else given, **dict(options))

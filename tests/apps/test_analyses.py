@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import t2lens
@@ -123,7 +122,7 @@ def test_edited_stands_against_clean() -> None:
 
 
 def test_a_finding_is_computed_once() -> None:
-    st.cache_resource.clear()
+    loaders.forget()
     loaded = loaders.load("standard")
     first = loaders.analyse(loaded, "logits", PROMPT, {"by": "atom"})
     assert loaders.analyse(loaded, "logits", PROMPT, {"by": "atom"}) is first

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import t2lens
@@ -22,7 +21,7 @@ PROMPT = "the king saw the <b>&"
 @pytest.fixture
 def forward_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Prompts that were traced, in order; caches start and end empty."""
-    st.cache_resource.clear()
+    loaders.forget()
     seen: list[str] = []
     real = t2lens.trace
 
@@ -32,7 +31,7 @@ def forward_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(t2lens, "trace", counted, raising=False)
     yield seen
-    st.cache_resource.clear()
+    loaders.forget()
 
 
 def open_app(**params: str) -> AppTest:
