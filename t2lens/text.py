@@ -192,7 +192,8 @@ class TextInterface:
         Example:
             >>> import t2lens
             >>> model = t2lens.build(t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=1), seed=0)
-            >>> all(int(step) == int(logits.argmax()) for step, logits in model.generate_steps([0, 7], 3, temperature=0))
+            >>> steps = model.generate_steps([0, 7], 3, temperature=0)
+            >>> all(int(step) == int(logits.argmax()) for step, logits in steps)
             True
         """
         if max_new_tokens < 0 or not temperature >= 0 or (top_k is not None and top_k < 1):
@@ -237,6 +238,8 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
     """[B, 1] next tokens from logits [B, vocab]."""
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
+    if not bool(logits.isfinite().all()):
+        raise ValueError("The model's logits are NaN or infinite, so that no token can be drawn.")
     logits = logits / temperature
     if top_k is not None:
         floor = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
