@@ -10,6 +10,7 @@ from typing import Any
 
 _HOMES: dict[str, str] = {
     "routing_advantage": "t2lens.analysis.advantage",
+    "continue_text": "t2lens.analysis.continuation",
     "content_dependence": "t2lens.analysis.content",
     "audit_ddl": "t2lens.analysis.ddl_audit",
     "attribution_patching": "t2lens.analysis.patching",

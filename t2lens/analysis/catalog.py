@@ -135,6 +135,20 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="continuation",
+        title="Continuation",
+        group="attribution",
+        what="The next tokens, and for each its probability, rank, the likeliest others and the entropy.",
+        function="t2lens.analysis.continuation:continue_text",
+        options=(
+            Option(name="n", kind="count", help="How many tokens are added at most.", default=20),
+            Option(name="temperature", kind="number", help="0 takes the likeliest; otherwise samples.", default=0.0),
+            Option(name="top_k", kind="count", help="Sample among so many of the likeliest only."),
+            Option(name="seed", kind="count", help="Of the samples.", default=0),
+            Option(name="top", kind="count", help="How many of the likeliest are kept at each step.", default=5),
+        ),
+    ),
+    Analysis(
         key="content",
         title="Content dependence",
         group="routes",
