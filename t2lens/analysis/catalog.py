@@ -320,6 +320,46 @@ ANALYSES: tuple[Analysis, ...] = (
         texts=True,
         systems=("ddl",),
     ),
+    Analysis(
+        key="gates-tokens",
+        title="Gates by token",
+        group="gates",
+        what="Every write of every token: beta and its regime, what it erases and writes, how the state lies along k.",
+        function="t2lens.analysis.ddl_tokens:gate_tokens",
+        texts=True,
+        passages=8,
+        systems=("ddl",),
+    ),
+    Analysis(
+        key="gates-spectrum",
+        title="Spectrum of the steps at a token",
+        group="gates",
+        what="The eigenvalue of every step I - beta k k^T at one token, and the singular values of their products.",
+        function="t2lens.analysis.ddl_tokens:gate_spectrum",
+        options=(Option(name="pos", kind="position", help="Which token; -1 is the last.", default=-1),),
+        systems=("ddl",),
+    ),
+    Analysis(
+        key="gates-curve",
+        title="Another beta",
+        group="gates",
+        what="Beta of one sublayer from 0 to 2: what becomes of a prediction and of the loss.",
+        function="t2lens.analysis.ddl_curve:beta_curve",
+        options=(
+            Option(name="site", kind="site", help="The sublayer whose beta is set.", default="0.attn"),
+            Option(name="pos", kind="position", help="Whose prediction is compared; -1 is the last.", default=-1),
+            Option(
+                name="at",
+                kind="choice",
+                help="Where it is set: at all positions, or at this one alone.",
+                default="all",
+                choices=("all", "position"),
+            ),
+            Option(name="steps", kind="count", help="Steps of the grid from 0 to 2.", default=20),
+            Option(name="top", kind="count", help="How many of the likeliest tokens of each point.", default=8),
+        ),
+        systems=("ddl",),
+    ),
 )
 
 

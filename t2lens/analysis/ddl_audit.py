@@ -28,7 +28,7 @@ from t2lens.tracing import LIMITS
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["PRECONDITIONS", "Measured", "audit_ddl", "checks_of"]
+__all__ = ["PRECONDITIONS", "Measured", "audit_ddl", "check_system", "checks_of", "measured"]
 
 PRECONDITIONS = ("finite numbers", "gate range", "unit direction")
 _UNIT = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -41,6 +41,7 @@ class Measured:
 
     transports: of the sampled tokens, one entry per group of sequences; None where there is none to compute (numbers
     that are not finite, or a write-only model, whose transport is the identity). effects: None where not asked for.
+    order [n, 2]: the sequence, and the position in it, of each column of the numbers per token.
     """
 
     model: Any
@@ -49,6 +50,7 @@ class Measured:
     transports: list[Transport]
     effects: Counterfactuals | None
     checks: Verification
+    order: Tensor
 
 
 def audit_ddl(
@@ -108,7 +110,7 @@ def audit_ddl(
     """
     from t2lens.analysis.ddl_summary import summarise
 
-    _check_system(model)
+    check_system(model)
     if transport_tokens < 1:
         raise ValueError(f"transport_tokens must be at least 1, not {transport_tokens}.")
     if input is None:
@@ -116,7 +118,7 @@ def audit_ddl(
 
         input = sample_texts()
     batch = read_batch(model, input, attention_mask)
-    return summarise(_measured(model, batch, counterfactuals, transport_tokens), name or getattr(model, "name", None))
+    return summarise(measured(model, batch, counterfactuals, transport_tokens), name or getattr(model, "name", None))
 
 
 def checks_of(finding: Finding) -> Verification:
@@ -127,7 +129,8 @@ def checks_of(finding: Finding) -> Verification:
     return Verification(tuple(Check(name=n, value=v, limit=limit, meaning=m) for n, v, limit, m in rows))
 
 
-def _check_system(model: Any) -> None:
+def check_system(model: Any) -> None:
+    """ValueError for a model that has no such gates; it names those that do."""
     if isinstance(getattr(model, "residual", None), DeepDeltaLearning):
         return
     import json
@@ -143,7 +146,8 @@ def _check_system(model: Any) -> None:
 
 
 @torch.no_grad()
-def _measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> Measured:
+def measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> Measured:
+    """All numbers of the audit; `others`: run counterfactuals as well."""
     residual, cfg = model.residual, model.cfg.residual
     n_writes, width = len(model.sites) - 1, model.cfg.d_model
     most = min(_BYTES // (8 * n_writes * width), _BYTES // (4 * model.cfg.d_vocab))
@@ -151,9 +155,12 @@ def _measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> 
     sampled = _evenly(batch.valid, transport_tokens)
     gates = Gates(k_eps=cfg.k_eps, erases=cfg.edit == "delta")
     transports: list[Transport] = []
+    order: list[Tensor] = []
     for rows in progress(groups, "Reading the gates", len(groups)):
         seen = written(model, batch, rows)
         directions, betas = gates.add(residual, seen)
+        position = seen.valid.cumsum(dim=1) - 1  # counted over the real tokens
+        order.append(torch.stack([rows[:, None].expand_as(position)[seen.valid], position[seen.valid]], dim=1))
         if gates.n_broken == 0:
             chosen = _of(sampled, batch, seen)
             _operators(residual, seen, directions[chosen], betas[chosen], chosen, gates, transports)
@@ -161,7 +168,13 @@ def _measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> 
     if others and gates.n_broken == 0:
         effects = counterfactuals(model, batch, gates.tokens("beta").mean(dim=1), gates.erases)
     return Measured(
-        model=model, batch=batch, gates=gates, transports=transports, effects=effects, checks=_checks(model, gates)
+        model=model,
+        batch=batch,
+        gates=gates,
+        transports=transports,
+        effects=effects,
+        checks=_checks(model, gates),
+        order=torch.cat(order),
     )
 
 

@@ -17,7 +17,7 @@ from t2lens.analysis.ddl_gates import IDLE
 from t2lens.analysis.ddl_statements import statements
 from t2lens.analysis.finding import Chart, Finding, Value
 
-__all__ = ["summarise"]
+__all__ = ["EDGES", "REGIMES", "SIZES", "regime_of", "summarise"]
 
 EDGES = (0.1, 0.9, 1.1, 1.5)
 REGIMES = ("skip", "partial", "overwrite", "over-relax", "reflect")
@@ -271,12 +271,17 @@ def _over(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def regime_of(beta: np.ndarray) -> np.ndarray:
+    """The regime of each gate, as an index into REGIMES: each holds its lower edge, but for the open ends above 1.1 and
+    1.5."""
+    skip, partial, overwrite, over_relax = EDGES
+    return ((beta >= skip).astype(int) + (beta >= partial) + (beta > overwrite)) + (beta > over_relax)
+
+
 def _shares(beta: Tensor) -> np.ndarray:
-    """[S, regime]: each regime holds its lower edge, but for the open ends above 1.1 and 1.5."""
-    x = beta.cpu().numpy()
-    cut = [x < EDGES[0], x < EDGES[1], x <= EDGES[2], x <= EDGES[3], np.ones_like(x, bool)]
-    upto = np.stack([np.mean(each, axis=1) for each in cut], axis=1)
-    return np.diff(upto, axis=1, prepend=0.0)
+    """[S, regime]"""
+    regimes = regime_of(beta.cpu().numpy())
+    return np.stack([(regimes == i).mean(axis=1) for i in range(len(REGIMES))], axis=1)
 
 
 def _histogram(beta: Tensor) -> np.ndarray:

@@ -1,0 +1,220 @@
+"""What another beta at one sublayer of Deep Delta Learning does to a prediction, over the whole range of the gate.
+
+All values are rows of one resumed pass, so that the curve costs about as many rows as it has points, and a slider
+along it costs no pass at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from t2lens.analysis.ddl_audit import check_system
+from t2lens.analysis.ddl_gates import gate_hook
+from t2lens.analysis.finding import Chart, Finding
+from t2lens.analysis.frozen import place
+from t2lens.analysis.inputs import Batch, check_finite, read_batch
+from t2lens.analysis.variants import Change, Variant, recorded, run_variants
+from t2lens.hooks.names import nearest_names
+from t2lens.mixing import Step
+from t2lens.readout import word
+
+if TYPE_CHECKING:
+    from t2lens.model import Transformer
+
+__all__ = ["beta_curve"]
+
+
+@torch.no_grad()
+def beta_curve(
+    model: Transformer,
+    input: Any,
+    attention_mask: Any = None,
+    *,
+    site: str,
+    pos: int = -1,
+    at: Literal["all", "position"] = "all",
+    steps: int = 20,
+    top: int = 8,
+) -> Finding:
+    """Set beta of one sublayer to every value of a grid over 0..2, and measure what becomes of the prediction.
+
+    Everything that follows the changed write is computed anew; inside `t2lens.edited`, "as it is" is the edited model.
+
+    Args:
+        input: one sequence: a text, or token ids [pos].
+        attention_mask: [1, pos], 0 at padding.
+        site: the sublayer, as "3.mlp".
+        pos: the position whose prediction is compared, counted over the real tokens; negative from the end.
+        at: where the gate is set: at "all" positions, or at `pos` alone ("position").
+        steps: how many steps the grid has from 0 to 2, ends included; 0, 1 and 2 lie on it when it is even.
+        top: how many of the likeliest tokens of each point are kept.
+
+    Returns:
+        Finding: in `dataset`, over `value` (the grid): kl, KL(as it is || changed) at `pos` in nats; kl_mean, the same,
+        mean over the prompt; loss, the change of the mean next-token loss in nats (NaN where no next token is known);
+        probability(value, candidate) and plain_probability(candidate) of every token that is among the `top` likeliest
+        as it is or at some value, at `pos`, with token_id(candidate); plain_beta(pos): the gate as it is. A row per
+        value.
+
+    Raises:
+        ValueError: not a Deep Delta Learning model, several sequences, no such position, steps or top below 1, logits
+            that are not finite. KeyError: no such sublayer.
+
+    Example:
+        >>> import t2lens
+        >>> from t2lens.analysis import beta_curve
+        >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.residual.DeepDelta())
+        >>> curve = beta_curve(t2lens.build(cfg, seed=0), [0, 7, 3], site="1.attn", steps=4)
+        >>> curve["value"].values.tolist(), float(curve["kl"].idxmin())  # beta starts near 1
+        ([0.0, 0.5, 1.0, 1.5, 2.0], 1.0)
+    """
+    check_system(model)
+    writes = {each.name: each for each in model.sites[:-1]}
+    if site not in writes:
+        near = " or ".join(map(repr, nearest_names(site, list(writes), 2))) or ", ".join(writes)
+        raise KeyError(f"No sublayer {site!r} has a gate; did you mean {near}?")
+    if at not in ("all", "position"):
+        raise ValueError(f'at must be "all" or "position", not {at!r}.')
+    if steps < 1 or top < 1:
+        raise ValueError(f"steps and top must be at least 1, not {steps} and {top}.")
+    batch = read_batch(model, input, attention_mask)
+    column = place(batch, pos)
+    chosen = writes[site]
+    record, logits = recorded(model, batch)
+    check_finite(logits, batch, "The logits")
+    values = np.linspace(0, 2, steps + 1)
+    where = batch.valid[0].clone()
+    if at == "position":
+        where[:] = False
+        where[column] = True
+    variants = [
+        Variant(layer=chosen.layer or 0, edits={gate_hook(chosen, "beta"): _set(value, where)})
+        for value in values.tolist()
+    ]
+    found = _measured(model, batch, record, logits, variants, column)
+    step = next(step for step in record.steps if step.site.name == site)
+    return _finding(model, batch, values, found, step, column, site, at, top)
+
+
+def _set(value: float, where: Tensor) -> Change:
+    """beta [1, pos, 1] at the positions `where` [pos]."""
+    return lambda gate: torch.where(where[None, :, None], torch.full_like(gate, value), gate)
+
+
+def _measured(
+    model: Transformer, batch: Batch, record: Any, logits: Tensor, variants: list[Variant], column: int
+) -> dict[str, np.ndarray]:
+    """kl, kl_mean, loss [value] in nats, and probability [value + 1, vocab] at the position, as it is in the last
+    row."""
+    plain = logits.double().log_softmax(dim=-1)  # [1, T, V]
+    base = batch.losses(logits)
+    known = model.cfg.causal and bool(batch.predicts.any())
+    n, device = len(variants), logits.device
+    kl, kl_mean, loss = (torch.full((n,), torch.nan, dtype=torch.float64, device=device) for _ in range(3))
+    probability = torch.empty(n + 1, plain.shape[-1], dtype=torch.float64, device=device)
+    probability[n] = plain[0, column].exp()
+    for which, changed in run_variants(model, record, variants):
+        logprob = changed.double().log_softmax(dim=-1)
+        each = (plain.exp() * (plain - logprob)).sum(dim=-1).clamp(min=0)  # [R, T]
+        kl[which] = each[:, column]
+        kl_mean[which] = each[:, batch.valid[0]].mean(dim=-1)
+        if known:
+            right = logprob.gather(-1, batch.next_tokens.expand(len(which), -1).unsqueeze(-1)).squeeze(-1)
+            shift = torch.where(batch.predicts, -right - base, 0.0)
+            loss[which] = shift.sum(dim=-1) / batch.predicts.sum()
+        probability[which] = logprob[:, column].exp()
+    found = {"kl": kl, "kl_mean": kl_mean, "loss": loss, "probability": probability}
+    return {name: x.cpu().numpy() for name, x in found.items()}
+
+
+def _finding(
+    model: Transformer,
+    batch: Batch,
+    values: np.ndarray,
+    found: dict[str, np.ndarray],
+    step: Step,
+    column: int,
+    site: str,
+    at: str,
+    top: int,
+) -> Finding:
+    everything, n = found["probability"], int(batch.valid.sum())
+    pos, token = batch.count(column), batch.strings[0][column]
+    likeliest = np.argsort(-everything, axis=1, kind="stable")[:, :top]
+    ids = np.array(list(dict.fromkeys(likeliest[[-1, *range(len(values))]].ravel().tolist())))
+    where = "at all positions" if at == "all" else f"at position {pos} alone"
+    dataset = xr.Dataset(
+        {
+            "kl": ("value", found["kl"], _is("KL(as it is || changed) of the prediction at the position", "nats")),
+            "kl_mean": ("value", found["kl_mean"], _is(f"the same, mean over {n} positions", "nats")),
+            "loss": (
+                "value",
+                found["loss"],
+                _is(f"change of the next-token loss, mean over {int(batch.predicts.sum())} positions", "nats"),
+            ),
+            "probability": (
+                ("value", "candidate"),
+                everything[:-1, ids],
+                _is("probability of the next token at the position, changed", ""),
+            ),
+            "plain_probability": ("candidate", everything[-1, ids], _is("the same as it is", "")),
+            "plain_beta": (
+                "pos",
+                step.gates["beta"][0, batch.valid[0], 0].double().cpu().numpy(),
+                _is("gate beta as it is", "0..2"),
+            ),
+        },
+        coords={
+            "value": values,
+            "pos": np.arange(n),
+            "token": ("pos", _objects(s for s, v in zip(batch.strings[0], batch.valid[0].tolist(), strict=True) if v)),
+            "token_id": ("candidate", ids),
+            "candidate": _objects(word(model, int(i)) for i in ids),
+        },
+        attrs={"system": model.cfg.residual.describe(), "site": site, "at": at, "position": pos},
+    )
+    best = likeliest[:, 0]
+    rows = tuple(
+        (
+            float(value),
+            float(found["kl"][i]),
+            float(found["kl_mean"][i]),
+            float(found["loss"][i]) if np.isfinite(found["loss"][i]) else None,
+            word(model, int(best[i])),
+            float(everything[i, best[i]]),
+        )
+        for i, value in enumerate(values)
+    )
+    notes = [
+        f"Beta of {site} is set {where}; all that follows is computed anew. As it is, it has the mean "
+        f"{float(dataset['plain_beta'].mean()):.3g} over {n} positions, and {float(dataset['plain_beta'][pos]):.3g} at "
+        f"position {pos}, {token!r}.",
+        f"As it is, the likeliest next token there is {word(model, int(best[-1]))!r}, with the probability "
+        f"{float(everything[-1, best[-1]]):.3g}.",
+    ]
+    if not np.isfinite(found["loss"]).all():
+        notes.append("Without a next token that is known there is no loss.")
+    return Finding(
+        title=f"Beta of {site} from 0 to 2 {where}: {model.cfg.residual.describe()}",
+        dataset=dataset,
+        columns=("beta", "KL", "KL, mean", "loss", "likeliest", "probability"),
+        rows=rows,
+        notes=(*notes, *batch.notices),
+        charts=(
+            Chart(kind="lines", variable="kl", x="value", title="KL at the position"),
+            Chart(kind="lines", variable="loss", x="value", signed=True, title="Change of the loss"),
+        ),
+    )
+
+
+def _is(meaning: str, unit: str) -> dict[str, str]:
+    return {"meaning": meaning, "unit": unit}
+
+
+def _objects(words: Any) -> np.ndarray:
+    return np.array(list(words), dtype=object)
