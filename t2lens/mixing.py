@@ -35,7 +35,7 @@ __all__ = [
     "walk",
 ]
 
-_TOLERANCE = 0.1  # of a read, far above rounding, in half precision too
+TOLERANCE = 0.1  # of a read, far above rounding, in half precision too
 
 
 @dataclass
@@ -405,7 +405,7 @@ def contributions_of(residual: ResidualSystem, record: ForwardRecord, read: str,
     for found, share in contributions_by_read(residual, record, form):
         if found.name == read:
             error = float((share.sum(dim=0) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-            if error > _TOLERANCE:
+            if error > TOLERANCE:
                 raise ValueError(
                     f"The contributions miss the read {read!r} by {error:.0%}: a hook edits the stream or the read "
                     "itself (hook_resid_*, hook_read_*), where no write accounts for it; edit depth weights, gates or "

@@ -20,6 +20,7 @@ _HOMES: dict[str, str] = {
     "patch_activations": "t2lens.analysis.patching",
     "ablate_families": "t2lens.analysis.families",
     "ablate_streams": "t2lens.analysis.streams",
+    "depth_profile": "t2lens.analysis.depth_maps",
     "attribute_logits": "t2lens.analysis.attribution",
     "attribute_loss": "t2lens.analysis.attribution",
     "measure_effects": "t2lens.analysis.effects",

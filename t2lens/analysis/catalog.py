@@ -135,6 +135,20 @@ ANALYSES: tuple[Analysis, ...] = (
         ),
     ),
     Analysis(
+        key="profile",
+        title="Averaged depth maps",
+        group="routes",
+        what="What every read holds of earlier writes, over tokens: weights, mixing, contributions; spread, look-back.",
+        function="t2lens.analysis.depth_maps:depth_profile",
+        texts=True,
+        options=(
+            Option(name="start", kind="flag", help="Count the first token of every sequence too.", default=False),
+            _FORM,
+            Option(name="n_boot", kind="count", help="Draws of sequences for the intervals.", default=1000),
+            _SEED,
+        ),
+    ),
+    Analysis(
         key="continuation",
         title="Continuation",
         group="attribution",
