@@ -14,6 +14,7 @@ import streamlit as st
 
 from t2lens.apps import loaders
 from t2lens.apps.edits import active
+from t2lens.apps.gallery import PROMPT, VIEW, gallery
 from t2lens.apps.header import controls, header, tell
 from t2lens.apps.state import (
     ALIGN,
@@ -29,12 +30,6 @@ from t2lens.apps.state import (
 )
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
-
-VIEW = "view"
-"""Marks a link that restores a view within an open session; it is never written."""
-
-PRESET_PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
-PRESET_CELL = Cell(panel=0, pos=9, site="5.attn")
 
 
 class Refusal(ValueError):
@@ -105,7 +100,7 @@ def first_view(names: Sequence[str]) -> Selection:
     """What a first visit shows."""
     a = [*loaders.added(), *(name for name in names if name == "attnres-full"), *names][0]
     b = "ddl-cc-ec" if "ddl-cc-ec" in names else names[-1]
-    return Selection(model_a=a, model_b=b, prompt=PRESET_PROMPT, cell=PRESET_CELL)
+    return Selection(model_a=a, model_b=b, prompt=PROMPT, cell=Cell(panel=0, pos=17, site="5.attn"))
 
 
 def keep(pages: Sequence[Page]) -> None:
@@ -119,6 +114,8 @@ def run(page: Page) -> None:
     """Draw a page in its frame."""
     state, names = st.session_state, loaders.model_names()
     tools = header()
+    with tools:
+        gallery()
     if not names:
         tell(["No trained model is bundled with this installation: train one with t2lens train."])
         return
