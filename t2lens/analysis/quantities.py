@@ -10,51 +10,22 @@ Everything here is numpy on the arrays of `Trace.dataset`; no model and no torch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from t2lens.analysis.grids import OFF, Grid, Quantity, entropy, nothing, of_reads, sites_of
+from t2lens.analysis.sequence_quantities import (
+    attention_of,
+    effective_positions,
+    sequence_entropy,
+    sequence_lookback,
+    sequence_reach,
+)
+
 __all__ = ["QUANTITIES", "Grid", "Quantity", "attention_of", "grid", "quantity"]
-
-_OFF = 1e-2
-"""How far from 1 the sum of weights may lie and still be called a distribution: wide enough for bfloat16."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """What a grid shows. `scale`: what its colours mean (diverging: signed, centred at 0)."""
-
-    key: str
-    label: str
-    unit: str
-    meaning: str
-    scale: Literal["sequential", "diverging"] = "sequential"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """One quantity of one trace.
-
-    Attributes:
-        values: [site, pos], in the dtype of the trace; NaN where there is no value.
-        sites: names of the rows, `embed`, the sublayers in reading order, `out`.
-        missing: site -> why that whole row has no value.
-        absent: why the trace has no such quantity at all, or "".
-        limits: the range that the values cannot leave (None: no bound), as far as it is known.
-    """
-
-    quantity: Quantity
-    values: np.ndarray
-    sites: tuple[str, ...]
-    missing: dict[str, str] = field(default_factory=dict)
-    absent: str = ""
-    limits: tuple[float | None, float | None] = (0.0, None)
-
-    def why(self, site: str) -> str:
-        """Why there is no value at `site`, or ""."""
-        return self.absent or self.missing.get(site, "")
 
 
 def quantity(key: str) -> Quantity:
@@ -87,52 +58,10 @@ def grid(trace: Any, key: str, way: str | None = None) -> Grid:
     return _MAKE[key](trace.of_way(way), about)
 
 
-def attention_of(trace: Any) -> dict[str, np.ndarray]:
-    """site -> attention over positions [head, query, key], NaN at keys that are masked; sites in reading order."""
-    data = trace.dataset
-    found = {}
-    for variable, kind, head in (
-        ("local_attention", "local", "local_head"),
-        ("sequence_attention", "attn", "head"),
-    ):
-        if variable in data:
-            head = head if head in data[variable].dims else "head"
-            stack = data[variable].transpose("layer", head, "query", "key")
-            found |= {f"{int(n)}.{kind}": stack.values[i] for i, n in enumerate(data["layer"].values)}
-    return {site: found[site] for site in _sites(trace.of_way()) if site in found}
+_NO_TOKEN = "this trace follows no token: t2lens.trace(..., follow='next')"
 
 
 # --- shared pieces -----------------------------------------------------------------------------------
-
-
-def _sites(trace: Any) -> tuple[str, ...]:
-    return ("embed", *(str(site) for site in trace.dataset["read"].values))
-
-
-_NOT_READ = {"embed": "the embedding is written, not read"}
-
-
-def _of_reads(trace: Any, about: Quantity, rows: np.ndarray, **more: Any) -> Grid:
-    """A grid from [read, pos]: the embedding is not read."""
-    blank = np.full((1, rows.shape[1]), np.nan, rows.dtype)
-    missing = {**_NOT_READ, **more.pop("missing", {})}
-    return Grid(quantity=about, values=np.concatenate([blank, rows]), sites=_sites(trace), missing=missing, **more)
-
-
-def _nothing(trace: Any, about: Quantity, why: str) -> Grid:
-    sites = _sites(trace)
-    values = np.full((len(sites), trace.dataset.sizes["pos"]), np.nan, np.float32)
-    return Grid(quantity=about, values=values, sites=sites, absent=why)
-
-
-def _entropy(p: np.ndarray) -> np.ndarray:
-    """Shannon entropy in nats over the last axis; NaN entries are no part of it, and 0 log 0 is 0.
-
-    Below 1e-12 it is rounding of a single source, and 0.
-    """
-    there = np.isfinite(p) & (p > 0)
-    entropy = np.where(there, -p * np.log(np.where(there, p, 1)), 0).sum(-1)
-    return np.where(np.abs(entropy) < 1e-12, 0, entropy)
 
 
 def _shares(trace: Any) -> np.ndarray:
@@ -147,7 +76,7 @@ def _shares(trace: Any) -> np.ndarray:
 
 def _per_block(trace: Any) -> float:
     """Sublayers per block."""
-    sites = _sites(trace)[1:-1]
+    sites = sites_of(trace)[1:-1]
     return len(sites) / len({site.split(".")[0] for site in sites})
 
 
@@ -155,7 +84,7 @@ def _per_block(trace: Any) -> float:
 
 
 def _residual_norm(trace: Any, about: Quantity) -> Grid:
-    return _of_reads(trace, about, trace.dataset["residual_norm"].transpose("read", "pos").values)
+    return of_reads(trace, about, trace.dataset["residual_norm"].transpose("read", "pos").values)
 
 
 def _write_norm(trace: Any, about: Quantity) -> Grid:
@@ -164,14 +93,14 @@ def _write_norm(trace: Any, about: Quantity) -> Grid:
     return Grid(
         quantity=about,
         values=np.concatenate([rows, blank]),
-        sites=_sites(trace),
+        sites=sites_of(trace),
         missing={"out": "the readout writes nothing to the stream"},
     )
 
 
 def _gate(trace: Any, about: Quantity) -> Grid:
     if "gate" not in trace.dataset:
-        return _nothing(trace, about, "this system has no gates")
+        return nothing(trace, about, "this system has no gates")
     gates = trace.dataset["gate"].transpose("write", "pos")
     label = gates.attrs.get("label")
     named = replace(
@@ -179,7 +108,7 @@ def _gate(trace: Any, about: Quantity) -> Grid:
         label=f"{about.label} {label}" if label else about.label,
         meaning=gates.attrs.get("meaning") or about.meaning,
     )
-    sites = _sites(trace)
+    sites = sites_of(trace)
     values = np.full((len(sites), gates.shape[1]), np.nan, gates.dtype)
     values[[sites.index(str(name)) for name in gates["write"].values]] = gates.values
     missing = {"embed": "the embedding is written without a gate", "out": "the readout writes nothing"}
@@ -195,17 +124,17 @@ def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:
     names = [str(name) for name in data["source"].values]
     rows = np.full(weights.shape[:2], np.nan, weights.dtype)
     missing, chosen, several = {}, False, False
-    for i, read in enumerate(_sites(trace)[1:]):
+    for i, read in enumerate(sites_of(trace)[1:]):
         w = weights[i][:, exists[i]]
         held = [names[j] for j in np.flatnonzero(exists[i])]
         several |= len(held) > 1
         if len(held) == 1 and len(trace.source_atoms.get(read, {}).get(held[0], [read])) > 1:
             missing[read] = f"reads one carried {held[0].rstrip('0123456789')}: no weights over depth"
-        elif not len(held) or (w < 0).any() or (np.abs(w.sum(-1) - 1) > _OFF).any():
+        elif not len(held) or (w < 0).any() or (np.abs(w.sum(-1) - 1) > OFF).any():
             missing[read] = "its weights are not a distribution: they do not sum to 1"
         else:
             total = w.sum(-1, keepdims=True)
-            rows[i] = np.where(np.isfinite(w).all(-1), _entropy(w / total), np.nan)
+            rows[i] = np.where(np.isfinite(w).all(-1), entropy(w / total), np.nan)
             chosen |= len(held) > 1
     absent = ""
     if not chosen and not several:
@@ -219,21 +148,21 @@ def _own_entropy(trace: Any) -> tuple[np.ndarray, dict[str, str], str]:
 
 def _depth_entropy(trace: Any, about: Quantity) -> Grid:
     rows, missing, absent = _own_entropy(trace)
-    return _nothing(trace, about, absent) if absent else _of_reads(trace, about, rows, missing=missing)
+    return nothing(trace, about, absent) if absent else of_reads(trace, about, rows, missing=missing)
 
 
 def _effective_sources(trace: Any, about: Quantity) -> Grid:
     rows, missing, absent = _own_entropy(trace)
     if absent:
-        return _nothing(trace, about, absent)
-    return _of_reads(trace, about, np.exp(rows), missing=missing, limits=(1.0, None))
+        return nothing(trace, about, absent)
+    return of_reads(trace, about, np.exp(rows), missing=missing, limits=(1.0, None))
 
 
 def _effective_atoms(trace: Any, about: Quantity) -> Grid:
     shares = _shares(trace)
-    rows = np.where(np.isfinite(shares).all(-1), np.exp(_entropy(shares)), np.nan).astype(shares.dtype)
+    rows = np.where(np.isfinite(shares).all(-1), np.exp(entropy(shares)), np.nan).astype(shares.dtype)
     rows[(shares == 0).all(-1)] = 0
-    return _of_reads(trace, about, rows)
+    return of_reads(trace, about, rows)
 
 
 def _depth_lookback(trace: Any, about: Quantity) -> Grid:
@@ -241,24 +170,67 @@ def _depth_lookback(trace: Any, about: Quantity) -> Grid:
     n_reads, _, n_atoms = shares.shape
     back = (1 + np.arange(n_reads)[:, None] - np.arange(n_atoms)) / _per_block(trace)  # [read, atom]
     rows = (shares * back[:, None, :]).sum(-1).astype(shares.dtype)
-    return _of_reads(trace, about, rows)
+    return of_reads(trace, about, rows)
 
 
-def _sequence_lookback(trace: Any, about: Quantity) -> Grid:
-    patterns = attention_of(trace)
-    if not patterns:
-        return _nothing(trace, about, "no attention over positions was recorded")
-    if not trace.causal:
-        return _nothing(trace, about, "the attention of this model looks ahead as well as back")
-    sites = _sites(trace)
-    n_pos = trace.dataset.sizes["pos"]
-    values = np.full((len(sites), n_pos), np.nan, next(iter(patterns.values())).dtype)
-    past = np.tri(n_pos, dtype=bool)
-    back = np.arange(n_pos)[:, None] - np.arange(n_pos)
-    for site, pattern in patterns.items():
-        values[sites.index(site)] = (np.where(past, pattern.mean(0), 0) * back).sum(-1)
-    missing = {site: "reads its own position only" for site in sites[1:] if site not in patterns}
-    return Grid(quantity=about, values=values, sites=sites, missing={**_NOT_READ, **missing})
+def _energy(trace: Any, about: Quantity) -> Grid:
+    if about.key not in trace.dataset:
+        return nothing(trace, about, "the writes of this system do not edit a state along a direction")
+    sites, rows = sites_of(trace), trace.dataset[about.key].transpose("write", "pos").values
+    blank = np.full((1, rows.shape[1]), np.nan, rows.dtype)
+    missing = {"embed": "the embedding starts the state and edits nothing", "out": "the readout writes nothing"}
+    return Grid(quantity=about, values=np.concatenate([blank, rows, blank]), sites=sites, missing=missing)
+
+
+def _edit_effect(trace: Any, about: Quantity) -> Grid:
+    if "edit_effect" not in trace.dataset:
+        return nothing(trace, about, "this pass was not edited")
+    return of_reads(trace, about, trace.dataset["edit_effect"].transpose("read", "pos").values)
+
+
+def _lens(variable: str, **limits: Any) -> Callable[[Any, Quantity], Grid]:
+    def make(trace: Any, about: Quantity) -> Grid:
+        if variable not in trace.dataset:
+            return nothing(trace, about, _NO_TOKEN)
+        rows = trace.dataset[variable].transpose("read", "pos").values
+        if variable == "lens_kl":
+            return of_reads(trace, about, rows, **limits)
+        shown = np.exp(rows) if variable == "lens_logprob" else rows
+        return of_reads(trace, _of_followed(trace, about), shown, blank=_unfollowed(trace), **limits)
+
+    return make
+
+
+def _of_followed(trace: Any, about: Quantity) -> Quantity:
+    """The quantity with the token that it is about."""
+    return replace(about, meaning=f"{about.meaning} Followed: {trace.follow}.")
+
+
+def _unfollowed(trace: Any) -> dict[int, str]:
+    ids = trace.dataset["followed_id"].values
+    return {int(i): "no token follows the last position" for i in np.flatnonzero(ids < 0)}
+
+
+def _logit_share(trace: Any, about: Quantity) -> Grid:
+    data = trace.dataset
+    if "logit_share" not in data:
+        why = "the head of this model is not linear, so that its logits are no sum of shares"
+        return nothing(trace, about, why if "lens_kl" in data else _NO_TOKEN)
+    rows = data["logit_share"].transpose("atom", "pos").values
+    if np.isnan(rows).all() and not np.isnan(data["logit"].values).all():
+        return nothing(trace, about, "behind this edit no sum of writes gives the logits")
+    blank = np.full((1, rows.shape[1]), np.nan, rows.dtype)
+    missing = {"out": "the readout writes nothing; the bias completes the sum"}
+    values = np.concatenate([rows, blank])
+    named = _of_followed(trace, about)
+    return Grid(
+        quantity=named,
+        values=values,
+        sites=sites_of(trace),
+        missing=missing,
+        blank=_unfollowed(trace),
+        limits=(None, None),
+    )
 
 
 _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
@@ -328,12 +300,106 @@ _ALL: tuple[tuple[Callable[[Any, Quantity], Grid], Quantity], ...] = (
         ),
     ),
     (
-        _sequence_lookback,
+        sequence_lookback,
         Quantity(
             key="sequence_lookback",
             label="look-back in the sequence",
             unit="positions",
             meaning="Mean distance from query to keys under the attention of the site, mean over heads.",
+        ),
+    ),
+    (
+        sequence_reach,
+        Quantity(
+            key="sequence_reach",
+            label="look-back of the farthest head",
+            unit="positions",
+            meaning="Mean distance from query to keys under the attention of the site, of the head that looks "
+            "back farthest.",
+        ),
+    ),
+    (
+        sequence_entropy,
+        Quantity(
+            key="sequence_entropy",
+            label="sequence entropy",
+            unit="nats",
+            meaning="Shannon entropy of the attention of the site over positions, mean over heads.",
+        ),
+    ),
+    (
+        effective_positions,
+        Quantity(
+            key="effective_positions",
+            label="effective positions",
+            unit="positions",
+            meaning="exp(entropy) of the attention of the site: over how many positions a head spreads, mean "
+            "over heads.",
+        ),
+    ),
+    (
+        _energy,
+        Quantity(
+            key="erased_energy",
+            label="erased energy",
+            unit="state squared",
+            meaning="|beta k k^T X|^2: squared length of what the write erases from the state along its direction.",
+        ),
+    ),
+    (
+        _energy,
+        Quantity(
+            key="written_energy",
+            label="written energy",
+            unit="state squared",
+            meaning="|beta k v^T|^2: squared length of what the write puts into the state along its direction.",
+        ),
+    ),
+    (
+        _lens("lens_logprob", limits=(0.0, 1.0)),
+        Quantity(
+            key="lens_probability",
+            label="lens probability",
+            unit="",
+            meaning="Probability of the followed token when what the site reads goes straight to the readout.",
+        ),
+    ),
+    (
+        _lens("lens_rank", limits=(1.0, None)),
+        Quantity(
+            key="lens_rank",
+            label="lens rank",
+            unit="",
+            meaning="Place of the followed token among all tokens there; 1 is the likeliest.",
+        ),
+    ),
+    (
+        _lens("lens_kl"),
+        Quantity(
+            key="lens_kl",
+            label="lens KL",
+            unit="nats",
+            meaning="KL(final || lens): what the prediction made of this read misses of the model's own prediction.",
+        ),
+    ),
+    (
+        _logit_share,
+        Quantity(
+            key="logit_share",
+            label="share of the logit",
+            unit="logit",
+            meaning="What the write of the site adds to the logit of the followed token at its position, at the "
+            "recorded norm scale; with the bias a column sums to the logit. Exact arithmetic, no causal claim.",
+            scale="diverging",
+        ),
+    ),
+    (
+        _edit_effect,
+        Quantity(
+            key="edit_effect",
+            label="effect of the edit",
+            unit="",
+            meaning="|edited - clean| / |clean|: how far what the site reads is from the read without the edits.",
         ),
     ),
 )

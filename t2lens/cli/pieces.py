@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EDIT",
+    "FOLLOW",
     "IDS",
     "JSON",
     "MODEL",
@@ -38,6 +39,7 @@ MODEL_HELP = "A bundled name, a checkpoint folder or file, a hub id."
 IDS = "Token ids in place of a text: 0,7,3."
 JSON = "Write every number to this file."
 EDIT = "An edit as JSON, several as a list, or a file with them. Repeatable: they act in this order."
+FOLLOW = "Follow a token through the logit lens and logit shares: next (the true next one), or its text or id."
 OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
 
 

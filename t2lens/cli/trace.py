@@ -11,6 +11,7 @@ import typer
 
 from t2lens.cli.pieces import (
     EDIT,
+    FOLLOW,
     IDS,
     MODEL,
     OPTION,
@@ -24,6 +25,12 @@ from t2lens.cli.pieces import (
 )
 from t2lens.cli.root import app
 
+_UNLISTED = ("effective_sources", "effective_positions", "sequence_reach")
+"""Not in the table: they say once more, as exp of an entropy or of another head, what stands beside them."""
+
+_FOLLOWING = ("lens_probability", "lens_rank", "lens_kl", "logit_share")
+"""In a table of their own."""
+
 
 @app.command()
 def trace(
@@ -35,6 +42,7 @@ def trace(
     ids: Annotated[str | None, typer.Option(help=IDS)] = None,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     edit: Annotated[list[str] | None, typer.Option(help=EDIT)] = None,
+    follow: Annotated[str | None, typer.Option(help=FOLLOW)] = None,
     load: Annotated[Path | None, typer.Option(help="Show a trace that --save wrote; no model runs.")] = None,
     quantity: Annotated[str | None, typer.Option(help="What the map shows; default: what is the system's own.")] = None,
     pos: Annotated[int, typer.Option(help="The position of the table; negative counts from the end.")] = -1,
@@ -47,7 +55,7 @@ def trace(
     with sentences():
         files = [path for path in (html, csv, json, save) if path is not None]
         check_outputs(files)
-        traces = _traces(text, model, model_b, ids, load, option or [], edit or [])
+        traces = _traces(text, model, model_b, ids, load, option or [], edit or [], follow)
         if save is not None and len(traces) > 1:
             raise ValueError("--save keeps one trace; leave out --model-b, or run it once per model.")
         _report(traces, quantity, pos)
@@ -62,6 +70,7 @@ def _traces(
     load: Path | None,
     option: list[str],
     edit: list[str],
+    follow: str | None,
 ) -> list[Any]:
     import t2lens
 
@@ -72,6 +81,8 @@ def _traces(
             raise ValueError("--load shows one saved trace; it cannot be combined with --model-b.")
         if edit:
             raise ValueError("--load shows one saved trace; no model runs, so that nothing can be edited.")
+        if follow is not None:
+            raise ValueError("--load shows one saved trace; no model runs, so that no token can be followed.")
         return [t2lens.load_trace(load)]
     prompt: Any = text
     if text == "-":
@@ -84,16 +95,14 @@ def _traces(
     names = [model] if model_b is None else [model, model_b]
     loaded = [t2lens.load(name, **(read_options(option) if name == model else {})) for name in names]
     pairs = zip(loaded, names, strict=True)
-    return [t2lens.trace(one, prompt, edits=edits, name=Path(name).name) for one, name in pairs]
+    return [t2lens.trace(one, prompt, edits=edits, name=Path(name).name, follow=follow) for one, name in pairs]
 
 
 def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
-    from textwrap import fill
-
-    from t2lens.analysis.quantities import QUANTITIES, grid
+    from t2lens.analysis.quantities import QUANTITIES
     from t2lens.analysis.quantities import quantity as known
-    from t2lens.viz.labels import fmt, glyphs
-    from t2lens.viz.terminal import summary, top_reads
+    from t2lens.viz.labels import glyphs
+    from t2lens.viz.terminal import summary
 
     if quantity is not None:
         known(quantity)
@@ -104,25 +113,37 @@ def _report(traces: list[Any], quantity: str | None, pos: int) -> None:
     for one in traces:
         out.print(summary(one, quantity), soft_wrap=True)
         at = pos % len(one.tokens)
-        shown = [grid(one, key) for key in QUANTITIES if key != "effective_sources"]  # exp of the entropy beside it
-        shown = [each for each in shown if not each.absent]
-        heads = [
-            fill(" ".join(dict.fromkeys(f"{each.quantity.label} {each.quantity.unit}".split())), 10) for each in shown
-        ]
-        title = f"At position {at} '{glyphs(one.tokens[at])}':"
-        most = {site: top_reads(one, site, at) for site in shown[0].sites if site != "embed"}
-        what = " or ".join(dict.fromkeys(label for label, _ in most.values()))
-        wide = out.width >= 110
-        last = [f"reads most from\n({what})"] if wide else []
-        rows = table("site", *(f"{head}>" for head in heads), *last, title=title)
-        for i, site in reversed(list(enumerate(shown[0].sites))):
-            row = [site, *("" if each.why(site) else fmt(float(each.values[i, at]), 3) for each in shown)]
-            if wide:
-                reads = most[site][1][:2] if site in most else []
-                row.append(", ".join(f"{name} {fmt(value, 2)}" for name, value in reads))
-            rows.add_row(*row)
-        out.print()
-        out.print(rows)
+        where = f"At position {at} '{glyphs(one.tokens[at])}'"
+        _table(
+            out, one, at, [key for key in QUANTITIES if key not in (*_UNLISTED, *_FOLLOWING)], f"{where}:", reads=True
+        )
+        if one.follow:
+            _table(out, one, at, list(_FOLLOWING), f"{where}, following {one.follow}:", reads=False)
+
+
+def _table(out: Any, one: Any, at: int, keys: list[str], title: str, *, reads: bool) -> None:
+    """Quantities of every site at one position; `reads`: and what the site reads most from, where there is room."""
+    from textwrap import fill
+
+    from t2lens.analysis.quantities import grid
+    from t2lens.viz.labels import fmt
+    from t2lens.viz.terminal import top_reads
+
+    shown = [each for each in (grid(one, key) for key in keys) if not each.absent]
+    heads = [fill(" ".join(dict.fromkeys(f"{each.quantity.label} {each.quantity.unit}".split())), 10) for each in shown]
+    most = {site: top_reads(one, site, at) for site in shown[0].sites if site != "embed"} if reads else {}
+    what = " or ".join(dict.fromkeys(label for label, _ in most.values()))
+    most = most if out.width >= 110 else {}
+    rows = table(
+        "site", *(f"{head}>" for head in heads), *([f"reads most from\n({what})"] if most else []), title=title
+    )
+    for i, site in reversed(list(enumerate(shown[0].sites))):
+        row = [site, *("" if each.why(site, at) else fmt(float(each.values[i, at]), 3) for each in shown)]
+        if most:
+            row.append(", ".join(f"{name} {fmt(value, 2)}" for name, value in most.get(site, ("", []))[1][:2]))
+        rows.add_row(*row)
+    out.print()
+    out.print(rows)
 
 
 def _write(

@@ -69,6 +69,7 @@ def grid_map(
         without = [i for i, site in enumerate(each.sites) if each.why(site)]
         kind = np.zeros(each.values.shape, np.uint8)
         kind[without] = NO_SOURCE
+        kind[:, list(each.blank)] = NO_SOURCE
         maps.append(
             Panel(
                 name=str(one.model_name),
@@ -227,6 +228,7 @@ def _reasons(each: Grid) -> str:
         f"{', '.join(at)} ({why})" if len(at) < 4 else f"the {len(at)} sites {at[0]} ... {at[-1]} ({why})"
         for why, at in sites.items()
     ]
+    parts += [f"position {pos} ({why})" for pos, why in each.blank.items()]
     return f"No value at {'; at '.join(parts)}" if parts else ""
 
 

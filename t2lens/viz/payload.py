@@ -22,8 +22,8 @@ The payload:
                 p + shift of B. Both prompts the same: "same". Else "left" (same index, shift 0) or "right" (same
                 distance from the end); positions without a partner have nothing beside them, and text says how many
     view        {panel, pos, site, quantity, depth, head, way, layer, compare}: what is chosen at first; head is "mean",
-                "max" (of each weight over heads) or "0", "1", ...; layer "cross" or "rollout", compare "both" (A | B) or
-                "difference" (A | B | B - A): these two may be absent
+                "max" (of each weight over heads) or "0", "1", ...; layer "cross" or "rollout", compare "both" (A | B)
+                or "difference" (A | B | B - A): these two may be absent
     answers     answers (see below) known beforehand, for a page without a server; may be absent
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
@@ -32,6 +32,7 @@ The payload:
         ways        {way: {grids, missing, absent, reads, holds, lens}}: "" alone where every site has one read
             grids   {quantity: array [row, pos]}; lean: only the first quantity, and only in the way shown first
             missing {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
+            blank   {quantity: {pos (as text): why the column has no value}}, where there are such columns
             reads   {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
                     names of the sources that exist for read r; values = array [sum of len(columns[r]), pos];
                     lean: {} (ask for "column")
@@ -65,7 +66,8 @@ second mount of the component, newest last; in all of them "panel" is 0 or 1 and
         position, or null}}, "next": [[token, log probability]] or null}
     {"kind": "row", "panel", "site", "pos", "mean": array [pos + 1], "max": array [pos + 1],
         "heads": array [head, pos + 1]}   one row of sequence attention
-    {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why}}
+    {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why},
+        "blank": {pos: why}}
 
 In place of its values an answer may say "why" there are none, in one sentence, which is shown.
 

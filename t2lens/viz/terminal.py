@@ -109,8 +109,9 @@ def _map(trace: Any, key: str) -> list[str]:
             lines.append(f"  {site:>8}  ({shown.missing[site]})")
             continue
         signs = ""
-        for value in row:
-            signs += _BARS[_level(float(value), low, high, span["log"])] if np.isfinite(value) else "?"
+        for pos, value in enumerate(row, first):
+            level = _BARS[_level(float(value), low, high, span["log"])] if np.isfinite(value) else "?"
+            signs += " " if shown.why(site, pos) else level
         lines.append(f"  {site:>8}  {signs}")
     return lines
 

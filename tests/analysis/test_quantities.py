@@ -183,3 +183,55 @@ def test_signed_weights_are_not_said_to_be_ones() -> None:
     for system, words in cases.items():
         made = t2lens.trace(tiny(system), [1, 2, 3])
         assert words in grid(made, "depth_entropy").absent
+
+
+@pytest.mark.parametrize("system", ["standard", "ddl", "muddformer"])
+def test_spread_and_reach_of_attention_by_hand(system: str):
+    trace = traced(system, local=True)
+    entropy, positions = grid(trace, "sequence_entropy"), grid(trace, "effective_positions")
+    reach = grid(trace, "sequence_reach")
+    for site, pattern in attention_of(trace).items():
+        row = entropy.sites.index(site)
+        for t in range(len(IDS)):
+            each = [-sum(w * math.log(w) for w in head[t, : t + 1] if w > 0) for head in pattern]
+            assert entropy.values[row, t] == pytest.approx(sum(each) / len(each), abs=1e-12)
+            spread = sum(map(math.exp, each)) / len(each)
+            assert positions.values[row, t] == pytest.approx(spread, abs=1e-12)
+            back = [sum(w * (t - k) for k, w in enumerate(head[t, : t + 1])) for head in pattern]
+            assert reach.values[row, t] == pytest.approx(max(back), abs=1e-12)
+    assert entropy.why("1.mlp") == "reads its own position only"
+
+
+def test_what_a_trace_follows_is_shown_or_said_to_be_missing():
+    plain, model = traced("ddl"), tiny("ddl")
+    for key in ("lens_probability", "lens_rank", "lens_kl", "logit_share"):
+        assert "follow='next'" in grid(plain, key).absent
+    assert "not edited" in grid(plain, "edit_effect").absent
+    trace = t2lens.trace(model, IDS, follow="next", edits={"target": "atom", "operation": "zero", "site": "1.mlp"})
+    data = trace.dataset
+    for key, variable in (("lens_rank", "lens_rank"), ("lens_kl", "lens_kl"), ("edit_effect", "edit_effect")):
+        assert np.array_equal(grid(trace, key).values[1:], data[variable].values, equal_nan=True)
+    chance = grid(trace, "lens_probability")
+    assert np.allclose(chance.values[1:, :-1], np.exp(data["lens_logprob"].values[:, :-1]))
+    assert chance.why("out", len(IDS) - 1) == "no token follows the last position" and not chance.why("out", 0)
+    share = grid(trace, "logit_share")
+    assert share.quantity.scale == "diverging" and "the bias completes the sum" in share.why("out")
+    whole = share.values[:-1].sum(axis=0) + data["logit_bias"].values
+    assert np.allclose(whole[:-1], data["logit"].values[:-1], atol=1e-10) and np.isnan(whole[-1])
+    assert "Followed: the true next token." in share.quantity.meaning
+    for key in ("erased_energy", "written_energy"):
+        found = grid(trace, key)
+        assert np.array_equal(found.values[1:-1], data[key].values) and np.isnan(found.values[[0, -1]]).all()
+    assert "along a direction" in grid(traced("standard"), "written_energy").absent
+
+
+def test_behind_an_edited_stream_shares_of_the_logit_are_said_to_be_absent():
+    edit = {"target": "stream", "operation": "scale", "site": "1.mlp", "value": 0.5}
+    trace = t2lens.trace(tiny("standard"), IDS, follow=3, edits=edit)
+    assert "no sum of writes" in grid(trace, "logit_share").absent and not grid(trace, "lens_kl").absent
+
+
+def test_edited_attention_that_is_no_distribution_has_no_entropy():
+    edit = {"target": "hook", "operation": "scale", "name": "blocks.1.attn.hook_pattern", "value": 0.5}
+    found = grid(t2lens.trace(tiny("standard"), IDS, edits=edit), "sequence_entropy")
+    assert "edited" in found.why("1.attn") and np.isfinite(found.values[found.sites.index("0.attn")]).all()
