@@ -10,16 +10,16 @@ Object.assign(View.prototype, {
   apart() {
     const { alignment } = this.payload,
       [a, b] = this.panels;
-    if (alignment && alignment.rule === "none") return alignment.words || "A and B share no position.";
+    if (alignment && alignment.rule === "none") return alignment.text || "A and B share no position.";
     const shared = Math.min(a.T, b.T - this.shift) - Math.max(0, -this.shift);
     return shared > 0 ? "" : "No position of A stands beside one of B.";
   },
   between(kind, parent) {
     if (this.panels.length < 2) return;
     const area = el("section", "between", undefined, parent),
-      h = this.title(area, { letter: MINUS, name: "" }, ""),
-      bar = this.bar(area);
-    this.map(area, kind, 0, h, true).bar = bar;
+      m = this.map(area, kind, 0, this.title(area, { letter: MINUS, name: "" }, ""), true);
+    m.bar = this.bar(area);
+    area.insertBefore(m.bar.box, m.why); // below, so that the three maps of a row stand level
   },
   apartMap(m) {
     const [a, b] = this.panels,
@@ -156,7 +156,7 @@ Object.assign(View.prototype, {
   sequenceApart(m, a, b) {
     const site = a.lookAt(this.site(0)),
       other = b.lookAt(this.site(1)),
-      line = Boolean(a.lean || b.lean),
+      line = Boolean(site && other) && !(a.whole(site) && b.whole(other)),
       here = this.at(0),
       pos = this.at(1);
     m.h.sub.textContent = "";
@@ -169,7 +169,7 @@ Object.assign(View.prototype, {
         [a, site, here],
         [b, other, pos],
       ])
-        if (p.lean && !p.lookRow(s, at)) return this.waiting("row", p.i, { site: s, pos: at, way: undefined });
+        if (!p.seen(s, at)) return this.waiting("row", p.i, { site: s, pos: at, way: undefined });
     }
     const { g, ctx, strip } = this.placeSequence(m, a, line),
       query = (r) => (line ? here : r);

@@ -5,12 +5,21 @@ Object.assign(View.prototype, {
   place(m, p) {
     const most = Math.max(...this.panels.map((o) => o.rows.length)),
       rows = p.rows.length,
-      x = 46,
+      x = this.gutter(p),
       cw = (m.wide - x - 2) / p.T,
       ch = (most * Math.min(16, Math.max(6, 460 / most))) / rows,
       strip = this.strip(p, cw);
     m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true };
     return { g: m.geom, strip, H: 3 + rows * ch + strip.height + 4 };
+  },
+  // room for the names of the sites
+  gutter(p) {
+    if (!p.gutter || p.gutter.font !== this.font) {
+      const ctx = el("canvas").getContext("2d");
+      ctx.font = `700 10.5px ${this.font}`;
+      p.gutter = { font: this.font, wide: Math.ceil(Math.max(38, ...p.rows.map((name) => ctx.measureText(name).width))) };
+    }
+    return p.gutter.wide + 9;
   },
   rowNames(ctx, g, names, row) {
     const every = Math.ceil(10.5 / g.ch);
@@ -87,7 +96,7 @@ Object.assign(View.prototype, {
       ctx.strokeRect(x, y, a, b);
     };
     const level = (r) => g.y + (g.rows - 1 - r) * g.ch;
-    if (p.looks(p.rows[row]) && (!p.lean || p.lookRow(p.rows[row], pos))) {
+    if (p.looks(p.rows[row]) && p.seen(p.rows[row], pos)) {
       const first = Math.max(0, pos + 1 - (p.windows[p.rows[row]] || pos + 1)),
         best = [];
       frame(g.x + first * g.cw - 0.5, level(row) - 0.5, (pos + 1 - first) * g.cw + 1, g.ch + 1);
@@ -103,7 +112,7 @@ Object.assign(View.prototype, {
         const s = this.shadeWeight(v),
           [x, y, a, b] = this.rect(g, k, row);
         ctx.fillStyle = s === "nan" ? paper : css(warm[s]);
-        ctx.fillRect(x, y, Math.max(a, by * g.cw), b);
+        ctx.fillRect(x, y, Math.max(a, Math.ceil(by * g.cw)), b);
         if (s === "nan") this.hatch(ctx, x, y, a, b);
       }
       for (const [v, k] of best.sort((a, b) => b[0] - a[0]).slice(0, 4))
@@ -165,7 +174,7 @@ Object.assign(View.prototype, {
   // where a depth map with these columns lies
   placeDepth(m, p, names) {
     const rows = p.rows.length - 1,
-      x = 46,
+      x = this.gutter(p),
       most = Math.max(...this.panels.map((o) => o.rows.length - 1)),
       ch = (Math.min(16, Math.max(240, 3 * most) / most) * most) / rows,
       cw = Math.min(26, (m.wide - x - 2) / Math.max(1, names.length)),
@@ -240,7 +249,7 @@ Object.assign(View.prototype, {
       site = this.site(m.i),
       at = p.lookAt(site),
       pos = this.at(m.i),
-      line = Boolean(p.lean);
+      line = Boolean(at) && !p.whole(at);
     const { g, ctx, strip } = this.placeSequence(m, p, line);
     m.h.sub.textContent = at ? `${at} looks back, ${p.headNote(at)}` : "";
     if (!at || (line && !(pos >= 0 && p.lookRow(at, pos)))) {

@@ -29,8 +29,8 @@ Object.assign(View.prototype, {
       if (later && !p.grid[quantity] && !p.absent[quantity]) add("grid", { panel, way, quantity });
       if (pos < 0) continue;
       if (p.lean) add("column", { panel, pos });
-      const looks = p.lean && p.lookAt(site);
-      if (looks) add("row", { panel, pos, site: looks });
+      const looks = p.lookAt(site);
+      if (looks && !p.whole(looks)) add("row", { panel, pos, site: looks });
       if (layer === "rollout" && site !== "embed") add("rollout", node);
       if (this.measuring === this.nodeKey() && site !== "embed") add("effects", node);
     }

@@ -53,7 +53,7 @@ class View {
     Object.assign(this, { rev: payload.rev, payload, view, trail: [], past: [], asked: "", how: "", ranges: new Map() });
     this.answers = new Answers();
     this.hover = null;
-    this.panels = payload.panels.map((p, i) => new Panel(p, i, this.answers));
+    this.panels = payload.panels.map((p, i) => new Panel(p, i, this.answers, { ...payload, served: this.served }));
     this.shift = (payload.alignment || {}).shift || 0;
     this.box.classList.toggle("one", this.panels.length === 1);
     this.receive(payload.answers || []);
@@ -77,8 +77,10 @@ class View {
     this.cool = this.bar(head);
     this.choice(head, "reads from depth", "depth", payload.depth);
     this.warm = this.bar(head);
-    const heads = Math.max(0, ...this.panels.flatMap((p) => Object.keys(p.lean ? p.heads : p.patterns).map((s) => p.heads[s])));
-    if (heads > 1) this.choice(head, "attention head", "head", list(["mean", "max", ...Array(heads).keys()].map((h) => [String(h), String(h)])));
+    const heads = Math.max(0, ...this.panels.flatMap((p) => Object.keys(this.served ? p.heads : p.patterns).map((s) => p.heads[s]))),
+      maxima = heads > 1 || this.panels.some((p) => Object.keys(p.most).length);
+    const which = ["mean", ...(maxima ? ["max"] : []), ...(heads > 1 ? Array(heads).keys() : [])].map(String);
+    if (which.length > 1) this.choice(head, "attention head", "head", list(which.map((h) => [h, h])));
     const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
     if (ways.length > 1) this.choice(head, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
     this.back = this.bar(head);
@@ -120,7 +122,7 @@ class View {
     });
     const notes = this.panels.length > 1 ? ["Every colour range is one range for A and B."] : [];
     const { alignment } = payload;
-    if (this.panels.length > 1 && alignment && alignment.words) notes.push(alignment.words);
+    if (this.panels.length > 1 && alignment && alignment.text) notes.push(alignment.text);
     for (const note of [...notes, ...payload.notes]) el("p", "note", note, maps);
     this.node = el("aside", "node", undefined, this.sheet);
     this.node.setAttribute("aria-label", "the chosen node");

@@ -67,6 +67,25 @@ View.prototype.quantityTable = function (parent, p, row, pos) {
   this.table(rest, ["", ""], here.filter((q) => !first.includes(q)).map(line)).dataset.table = "more";
 };
 
+// the token whose logit the shares of the grid sum to
+View.prototype.followed = function (parent, p, pos) {
+  const token = p.follow && p.follow.tokens[pos];
+  if (token === null || token === undefined) return;
+  p.follow.open ??= { logit: unpack(p.follow.logit), bias: unpack(p.follow.bias) };
+  const { logit, bias } = p.follow.open,
+    rows = [
+      ["logit", logit],
+      ["of it from no atom", bias],
+    ].filter(([, values]) => values && Number.isFinite(values[pos]));
+  const table = this.table(
+    parent,
+    [`followed at out: ${isolated(glyphs(token))}`, ""],
+    rows.map(([label, values]) => [label, null, null, fmt(values[pos])]),
+  );
+  table.dataset.table = "follow";
+  table.title = p.follow.text;
+};
+
 // effect beside mass: what changes at `out` when one route into this read is taken away
 View.prototype.effects = function (parent, p, site, pos) {
   const found = p.answer("effects", { pos, site });
@@ -99,11 +118,13 @@ View.prototype.half = function (parent, p, i) {
   }
   if (pos !== this.view.pos) el("p", "why", `beside it: position ${pos}, ${isolated(glyphs(p.tokens[pos]))}`, parent);
   this.quantityTable(parent, p, row, pos);
+  this.followed(parent, p, pos);
 
   const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
   const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
   const effects = site === "embed" ? null : p.answer("effects", { pos, site }),
-    effect = (name) => (effects ? effects.values[name] : undefined);
+    effect = (name) => (effects ? effects.values[name] : undefined),
+    tiny = (v) => Number.isFinite(v) && Math.abs(v) < (effects.floor || 0); // rounding
   const rankedBy = effects && this.rank === "effect";
   const by = (mode, over) =>
     p
@@ -132,7 +153,7 @@ View.prototype.half = function (parent, p, i) {
   const span = ({ atoms }) => (atoms.length > 1 ? `${atoms[0]} \u2026 ${atoms[atoms.length - 1]}` : atoms[0]);
   const has = (over) => effects && (effects.over === over || (plain && effects.over === "atom")),
     extra = (over) => (has(over) ? ["effect"] : []),
-    plus = (over, name) => (has(over) ? [effect(name)] : []);
+    plus = (over, name) => (has(over) ? [tiny(effect(name)) ? `< ${fmt(effects.floor, 1)}` : effect(name)] : []);
   if (own.length && plain && effects) own.sort((a, b) => (rankedBy ? size(effect(b.name)) - size(effect(a.name)) : 0));
   if (effects) this.rankChoice(parent);
   if (own.length)
@@ -166,7 +187,7 @@ View.prototype.half = function (parent, p, i) {
   if (effects) el("p", "why", [`Effect in ${effects.unit}.`, effects.note].filter(Boolean).join(" "), parent).dataset.note = "effects";
   else this.effects(parent, p, site, pos);
 
-  if (p.looks(site) && p.lean && !p.lookRow(site, pos))
+  if (p.looks(site) && !p.seen(site, pos))
     el("p", "why", `Sequence: ${this.waiting("row", i, { site, pos, way: undefined })}`, parent);
   else if (p.looks(site)) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k])
@@ -186,18 +207,19 @@ View.prototype.half = function (parent, p, i) {
         ]),
     ).dataset.table = "sequence";
   } else el("p", "why", `${site} reads no other position.`, parent);
-  const read = p.lens && p.lens[site] && p.lens[site][pos];
-  if (read)
+  const read = p.tops(row, pos),
+    next = p.nextAt(pos);
+  if (read.length)
     this.table(
       parent,
       ["lens: top tokens", "prob."],
-      read.map(([token, probability]) => [glyphs(token), null, null, probability ?? NaN]),
+      read.map(([token, probability]) => [glyphs(token), null, null, probability]),
     ).dataset.table = "lens";
-  if (p.next && p.next[pos])
+  if (next)
     this.table(
       parent,
       ["next token, at out", "prob."],
-      p.next[pos].map(([token, log]) => [
+      next.map(([token, log]) => [
         glyphs(token),
         () => this.follow({ panel: i, pos, site: "out" }, token),
         null,

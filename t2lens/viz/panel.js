@@ -25,16 +25,18 @@ function openReads(packed, wide) {
 }
 
 class Panel {
-  constructor(data, i, answers) {
+  constructor(data, i, answers, { lean = false, precision, served }) {
     Object.assign(this, data);
     this.i = i;
     this.answers = answers;
+    this.lean = Boolean(lean); // too long to be here whole
+    this.served = served;
     this.T = data.tokens.length;
     this.row = new Map(data.rows.map((name, r) => [name, r]));
     this.ways = new Map(Object.entries(data.ways).map(([way, v]) => [way, { packed: v }]));
     this.sequence = Object.fromEntries(Object.entries(data.sequence).map(([site, v]) => [site, unpack(v)]));
     this.patterns = Object.fromEntries(Object.entries(data.patterns).map(([site, v]) => [site, unpack(v)]));
-    this.most = {}; // site -> the largest weight of any head, made when it is asked for
+    this.most = Object.fromEntries(Object.entries(data.maxima || {}).map(([site, v]) => [site, unpack(v)])); // of any head
     this.head = "mean";
     this.use("");
   }
@@ -43,12 +45,12 @@ class Panel {
     const way = this.ways.get(name) || this.ways.values().next().value;
     this.way = this.ways.has(name) ? name : this.ways.keys().next().value;
     if (way.packed) {
-      const { grids, missing, absent, reads, holds } = way.packed;
-      Object.assign(way, { packed: null, missing, absent, holds, reads: openReads(reads, this.T) });
+      const { grids, missing, absent, reads, holds, lens } = way.packed;
+      Object.assign(way, { packed: null, missing, absent, holds, lens, reads: openReads(reads, this.T) });
       way.grid = Object.fromEntries(Object.entries(grids).map(([k, v]) => [k, unpack(v)]));
     }
-    const { grid, missing, absent, reads, holds } = way;
-    Object.assign(this, { grid, missing, absent, reads, holds });
+    const { grid, missing, absent, reads, holds, lens } = way;
+    Object.assign(this, { grid, missing, absent, reads, holds, lens });
   }
   // take in a quantity that a lean payload left out
   fill({ way, quantity, values, missing }) {
@@ -86,7 +88,7 @@ class Panel {
     }
     const found = this.answer("column", { pos });
     if (!found) return null;
-    found.open ??= Object.fromEntries(Object.entries(found.ways).map(([way, reads]) => [way, openReads(reads, 1)]));
+    found.open ??= Object.fromEntries(Object.entries(found.ways).map(([way, { reads }]) => [way, openReads(reads, 1)]));
     const r = (found.open[this.way] || {})[mode];
     return r ? { ...r, number: (row, k) => r.values[r.start[row] + k] } : null;
   }
@@ -101,6 +103,19 @@ class Panel {
       atoms: (mode === "weights" && (this.holds[this.rows[row]] || {})[r.names[index]]) || [r.names[index]],
     }));
   }
+  // what the lens reads at a row: [[token, probability]], or []
+  tops(row, pos) {
+    const found = this.lean ? (this.answer("column", { pos })?.ways[this.way] || {}).lens : this.lens;
+    if (!found || row < 1) return [];
+    found.open ??= { top: unpack(found.top), log: unpack(found.logprob) };
+    const n = found.top.shape[found.top.shape.length - 1],
+      start = ((row - 1) * (this.lean ? 1 : this.T) + (this.lean ? 0 : pos)) * n;
+    return Array.from({ length: n }, (_, k) => [found.words[found.open.top[start + k]], Math.exp(found.open.log[start + k])]);
+  }
+  // the likeliest next tokens at out: [[token, log probability]], or null
+  nextAt(pos) {
+    return this.lean ? this.answer("column", { pos })?.next : this.next && this.next[pos];
+  }
   // whether a site reads other positions
   looks(site) {
     return Boolean(this.sequence[site] || (this.lean && this.heads[site]));
@@ -112,28 +127,35 @@ class Panel {
   }
   // what of a site's heads is shown: its number, "max", or null for the mean (also where there is no such head)
   one(site) {
-    const many = this.patterns[site] || (this.lean && this.heads[site] > 1);
-    if (!many || this.head === "mean") return null;
+    const some = this.patterns[site] || (this.served && this.heads[site] > 1) || (this.most[site] && this.head === "max");
+    if (!some || this.head === "mean") return null;
     return this.head === "max" ? "max" : Number(this.head) < this.heads[site] ? Number(this.head) : null;
   }
   attention(site, q, k) {
     if (!this.looks(site) || this.masked(site, q, k)) return NaN;
     const h = this.one(site),
       at = (q * (q + 1)) / 2 + k;
-    if (!this.lean) {
+    if (this.whole(site)) {
       if (h === null) return this.sequence[site][at];
       return h === "max" ? this.largest(site)[at] : this.patterns[site][(h * this.T * (this.T + 1)) / 2 + at];
     }
     const row = this.lookRow(site, q);
     if (!row) return NaN;
-    if (h === null || !row.heads) return row.mean[k];
-    const head = (n) => row.heads[n * (q + 1) + k];
-    return h === "max" ? Math.max(...Array.from({ length: this.heads[site] }, (_, n) => head(n))) : head(h);
+    return h === null ? row.mean[k] : h === "max" ? row.max[k] : row.heads[h * (q + 1) + k];
   }
-  // one row of a lean payload's attention, or null while it is not there
+  // whether every row of what is shown of a site is here; else single rows are asked for
+  whole(site) {
+    const h = this.one(site);
+    return Boolean(this.sequence[site] && (h === null || this.patterns[site] || (h === "max" && this.most[site])));
+  }
+  // whether row q of a site is here
+  seen(site, q) {
+    return this.whole(site) || Boolean(this.lookRow(site, q));
+  }
+  // one row of attention that came by itself, or null
   lookRow(site, q) {
     const found = this.answer("row", { site, pos: q, way: undefined });
-    if (found) found.open ??= { mean: unpack(found.mean), heads: unpack(found.heads) };
+    if (found) found.open ??= { mean: unpack(found.mean), max: unpack(found.max), heads: unpack(found.heads) };
     return found && found.open;
   }
   largest(site) {

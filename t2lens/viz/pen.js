@@ -234,7 +234,8 @@ Object.assign(View.prototype, {
     return { words, level, wide, every: level ? 1 : Math.max(1, Math.ceil(11.5 / cw)), height: 17 + (level ? 13 : wide) };
   },
   positions(ctx, p, g, strip, chosen) {
-    const step = STEPS.find((s) => s * g.cw >= 24) || 2000,
+    const room = 12 + 6 * String(p.T - 1).length,
+      step = STEPS.find((s) => s * g.cw >= room) || 2000,
       y = g.y + g.rows * g.ch,
       at = (c) => g.x + (c + 0.5) * g.cw,
       right = g.x + g.cols * g.cw + 2, // of the canvas: no label leaves it
@@ -243,7 +244,7 @@ Object.assign(View.prototype, {
     const label = (word, c) => {
       const near = c !== chosen && chosen >= 0 && Math.abs(c - chosen) * g.cw,
         far = chosen < 0 || c === chosen;
-      if (c === chosen || (c % step === 0 && (far || near >= 18)))
+      if (c === chosen || (c % step === 0 && (far || near >= room - 4)))
         this.text(ctx, String(c), Math.min(at(c), right - digits(c)), y + 8, { size: 9.5, ...(c === chosen && mine) });
       if (c !== chosen && (c % strip.every || (!strip.level && !far && near < 11))) return;
       this.text(ctx, word, strip.level ? at(c) : Math.min(at(c), right - 6), y + (strip.level ? 22 : 17), {

@@ -37,7 +37,7 @@ Object.assign(View.prototype, {
       if (at === t && row < row0)
         for (const s of p.read(this.view.depth, row0, t))
           if (s.atoms.includes(here)) lines.push(`     ${chosen} reads ${s.name}: ${this.exact(s.value)}`);
-      if (here === chosen && at <= t && p.looks(chosen) && (!p.lean || p.lookRow(chosen, t)))
+      if (here === chosen && at <= t && p.looks(chosen) && p.seen(chosen, t))
         lines.push(
           `     position ${t} reads position ${at}: ${p.masked(chosen, t, at) || this.exact(p.attention(chosen, t, at))}`,
         );

@@ -36,10 +36,10 @@ Object.assign(View.prototype, {
       this.advance(by);
       this.stepped();
     };
-    button("\u23ee\ufe0e", "one step back", step(-1));
+    button("\u2039", "previous node", step(-1));
     // nothing moves by itself for those who ask for less motion
-    this.playButton = still ? null : button("\u25b6\ufe0e", "play", () => (this.player.timer ? this.pause() : this.start()));
-    button("\u23ed\ufe0e", "one step on", step(1));
+    this.playButton = still ? null : button("play", "play", () => (this.player.timer ? this.pause() : this.start()));
+    button("\u203a", "next node", step(1));
     select("play", Object.entries(AXES), this.player.axis, (axis) => (this.player.axis = axis));
     if (!still)
       select("speed of playback", SPEEDS.map((n) => [n, `${n} per second`]), this.player.speed, (n) => {
@@ -85,8 +85,7 @@ Object.assign(View.prototype, {
   },
   playLabel(on) {
     if (!this.playButton) return;
-    this.playButton.textContent = on ? "\u23f8\ufe0e" : "\u25b6\ufe0e";
-    this.playButton.title = on ? "pause" : "play";
+    this.playButton.textContent = this.playButton.title = on ? "pause" : "play";
     this.playButton.setAttribute("aria-label", this.playButton.title);
   },
 

@@ -182,11 +182,14 @@ def test_choices_are_heard_and_the_same_revision_keeps_them(show: Callable[..., 
         "depth": "contribution",
         "head": "mean",
         "way": "",
+        "layer": "cross",
+        "compare": "both",
     }
     maps.page.evaluate("p => again(p)", payload)
     assert maps.cell() == cell
-    maps.page.locator(".t2l .walk button").first.click()
-    assert maps.cell() == {"panel": 0, "pos": 6, "site": "out"}
+    for before in ((4, "1.attn"), (6, "1.mlp"), (6, "out")):
+        maps.page.get_by_role("button", name="Back").click()
+        assert maps.cell() == dict(zip(("panel", "pos", "site"), (0, *before), strict=True))
     maps.page.evaluate("p => again(p)", {**payload, "rev": "other"})
     assert maps.cell() == {"panel": 0, "pos": 6, "site": "out"}
     assert maps.page.locator(".t2l").count() == 1
