@@ -101,6 +101,17 @@ class Finding:
 
         return figure(self, chart)
 
+    def save_figure(self, path: str | Path, chart: int = 0, **look: Any) -> Path:
+        """Write one of the charts as the ending of the file says: .svg, .png or .pdf.
+
+        look: theme ("light", "dark"), width, limits and title, as `t2lens.viz.pictures.picture` takes them.
+        IndexError where there is no such chart, ValueError for another ending.
+        """
+        from t2lens.viz.pictures import picture
+        from t2lens.viz.raster import save_figure
+
+        return save_figure(path, picture(self, chart, **look))
+
     def _repr_html_(self) -> str:
         from t2lens.viz.findings import fragment
 

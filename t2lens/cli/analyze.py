@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
-from t2lens.cli.pieces import IDS, JSON, MODEL, MODEL_HELP, OPTION, load, read_prompt, sentences, show
+from t2lens.cli.pieces import (
+    FIGURE,
+    IDS,
+    JSON,
+    MODEL,
+    MODEL_HELP,
+    OPTION,
+    THEME,
+    load,
+    read_prompt,
+    sentences,
+    show,
+)
 from t2lens.cli.root import analyze
 
 _TYPES: dict[str, Any] = {"position": int, "count": int, "number": float, "flag": bool}
@@ -26,6 +38,9 @@ def _command(entry: Analysis) -> Callable[..., None]:
         option: list[str] | None,
         json: Path | None,
         rows: int,
+        figure: Path | None,
+        chart: int,
+        theme: str,
         **own: Any,
     ) -> None:
         with sentences():
@@ -37,7 +52,8 @@ def _command(entry: Analysis) -> Callable[..., None]:
                 prompt: Any = sample_texts(entry.passages)
             else:
                 prompt = read_prompt(text, ids)
-            show(lambda: entry.run(load(model, option), prompt, **own), json, rows)
+            drawn: dict[str, Any] = {"figure": figure, "chart": chart, "theme": theme}
+            show(lambda: entry.run(load(model, option), prompt, **own), json, rows, **drawn)
 
     what = "The prompt; - reads it from standard input."
     if entry.texts:
@@ -49,6 +65,9 @@ def _command(entry: Analysis) -> Callable[..., None]:
         "option": (list[str] | None, typer.Option(help=OPTION), None),
         "json": (Path | None, typer.Option(help=JSON), None),
         "rows": (int, typer.Option(help="Rows of the table that are printed."), 30),
+        "figure": (Path | None, typer.Option(help=FIGURE), None),
+        "chart": (int, typer.Option(help="Which of its charts is drawn, from 0."), 0),
+        "theme": (str, typer.Option(help=THEME), "light"),
         **{each.name: _argument(each) for each in entry.options},
     }
     kind = inspect.Parameter.KEYWORD_ONLY

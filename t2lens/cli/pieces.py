@@ -22,6 +22,8 @@ __all__ = [
     "MODEL",
     "MODEL_HELP",
     "OPTION",
+    "THEME",
+    "check_figure",
     "check_outputs",
     "console",
     "load",
@@ -38,6 +40,8 @@ MODEL = "attnres-full"
 MODEL_HELP = "A bundled name, a checkpoint folder or file, a hub id."
 IDS = "Token ids in place of a text: 0,7,3."
 JSON = "Write every number to this file."
+FIGURE = "Draw it to this file: .svg, .png or .pdf."
+THEME = "Colours of the figure: light or dark."
 EDIT = "An edit as JSON, several as a list, or a file with them. Repeatable: they act in this order."
 FOLLOW = "Follow a token through the logit lens and logit shares: next (the true next one), or its text or id."
 OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
@@ -150,14 +154,40 @@ def read_prompt(text: str | None, ids: str | None) -> Any:
     return text
 
 
-def show(make: Callable[[], Any], json: Path | None = None, n_rows: int = 30) -> Any:
+def check_figure(path: Path | None, theme: str = "light") -> None:
+    """Before anything runs: is this a kind of figure, and one that can be made here?"""
+    if path is None:
+        return
+    from t2lens.viz.raster import FIGURE_KINDS, figure_bytes
+
+    if path.suffix[1:].lower() not in FIGURE_KINDS:
+        raise ValueError(f"--figure writes .svg, .png or .pdf, not {path.name!r}.")
+    if theme not in ("light", "dark"):
+        raise ValueError(f"--theme is light or dark, not {theme!r}.")
+    figure_bytes('<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>', path.suffix[1:].lower())
+
+
+def show(
+    make: Callable[[], Any],
+    json: Path | None = None,
+    n_rows: int = 30,
+    *,
+    figure: Path | None = None,
+    chart: int = 0,
+    theme: str = "light",
+) -> Any:
     """Run an analysis, print its finding, and write it where asked. Outputs are checked before anything runs."""
     from t2lens.files import write_file
     from t2lens.viz.findings import text
 
-    check_outputs([path for path in (json,) if path is not None])
+    check_outputs([path for path in (json, figure) if path is not None])
+    check_figure(figure, theme)
     finding = make()
     typer.echo(text(finding, n_rows))
     if json is not None:
         typer.echo(f"wrote {write_file(json, finding.to_json())}")
+    if figure is not None:
+        if not 0 <= chart < len(finding.charts):
+            raise ValueError(f"This finding has {len(finding.charts)} chart(s), from 0; there is no chart {chart}.")
+        typer.echo(f"wrote {finding.save_figure(figure, chart, theme=theme)}")
     return finding

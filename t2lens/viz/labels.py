@@ -6,7 +6,7 @@ import html
 import math
 import re
 
-__all__ = ["clip", "fmt", "glyphs", "markup_safe"]
+__all__ = ["clip", "fmt", "glyphs", "markup_safe", "one_line"]
 
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\ufeff]")
 
@@ -19,6 +19,18 @@ def glyphs(token: str) -> str:
     """
     line = token.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5")
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) or "\u2205"
+
+
+def one_line(text: str) -> str:
+    """Words on one line with a sign for what is unseen; of spaces only those at the ends need one.
+
+    >>> print(one_line(" no erasure").encode("ascii", "backslashreplace").decode())
+    \\xb7no erasure
+    """
+    inner = text.strip(" ")
+    before = len(text) - len(text.lstrip(" ")) if inner else 0
+    words = " ".join(glyphs(word) if word else "" for word in inner.split(" "))
+    return ("\u00b7" * before + words + "\u00b7" * (len(text) - before - len(inner))) or glyphs(text)
 
 
 def clip(text: str, n: int) -> str:

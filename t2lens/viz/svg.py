@@ -1,30 +1,86 @@
-"""Plain SVG figures for reports: axes, bands, bars, dots and maps drawn from numpy, with no script and no library.
+"""Plain SVG figures: axes, bands, bars, dots and maps drawn from numpy, with no script and no library.
 
 A `Plot` is one drawing area with its axes; `row` sets several beside each other. Marks carry their numbers as SVG
-titles, which browsers show when hovered. What does not exist (NaN) is not drawn.
+titles, which browsers show when hovered; `mark` makes marks that a script can read. What does not exist (NaN) is not
+drawn. Text of any origin goes through `say`.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from t2lens.viz.colors import FONT, THEMES, shade
+from t2lens.viz.colors import FONT, THEMES, ThemeName, shade
 from t2lens.viz.labels import fmt
 
-__all__ = ["Plot", "heat", "row"]
+__all__ = ["Plot", "document", "heat", "mark", "round_ticks", "row", "say", "text_width"]
 
-INK, MUTE, HAIR = THEMES["light"].ink, THEMES["light"].mute, THEMES["light"].hair
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 34
 TEXT = 10.5  # points of tick labels
 
 
-def _say(text: Any) -> str:
-    return html.escape(str(text))
+# advance widths of printable ASCII in Helvetica and its equals (Arial, Liberation Sans), in thousandths of the size
+_WIDTHS = {
+    191: "'",
+    222: "ijl",
+    260: "|",
+    278: " !,./:;I[\\]ft",
+    333: "()-`r",
+    334: "{}",
+    355: '"',
+    389: "*",
+    469: "^",
+    500: "Jcksvxyz",
+    556: "#$0123456789?L_abdeghnopqu",
+    584: "+<=>~",
+    611: "FTZ",
+    667: "&ABEKPSVXY",
+    722: "CDHNRUw",
+    778: "GOQ",
+    833: "Mm",
+    889: "%",
+    944: "W",
+    1015: "@",
+}
+_WIDTH = {sign: width for width, signs in _WIDTHS.items() for sign in signs} | {"\u00b7": 278, "\u2026": 1000}
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def say(text: Any) -> str:
+    """Any text, safe between tags and inside a quoted attribute; what XML cannot hold becomes a sign."""
+    return html.escape(_NOT_XML.sub("\ufffd", str(text))).replace("\n", "&#10;")
+
+
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
+    """Pixels that a text takes, about: by the widths of Helvetica, and a whole size for wide signs and unknown ones."""
+    wide = sum(_WIDTH.get(c) or (1000 if unicodedata.east_asian_width(c) in "WF" else 600) for c in text)
+    return wide / 1000 * size * (1.07 if bold else 1.0)
+
+
+def mark(tag: str, tip: str = "", node: Mapping[str, Any] | None = None, **attributes: Any) -> str:
+    """An element with its tip (lines of text) and the node of the maps it stands for, as data attributes."""
+    data = {"tip": tip, **(node or {})} if tip else dict(node or {})
+    own = "".join(f' {name.replace("_", "-")}="{_number(value)}"' for name, value in attributes.items())
+    return f"<{tag}{own}{''.join(f' data-{name}={chr(34)}{say(value)}{chr(34)}' for name, value in data.items())}/>"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else say(value)
+
+
+def document(body: str, width: float, height: float, about: str, theme: ThemeName = "light") -> str:
+    """A complete SVG file on its paper; about: what a screen reader says of it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" font-family="{FONT}" role="img" aria-label="{say(about)}">'
+        f'<rect class="paper" width="100%" height="100%" fill="{THEMES[theme].paper}"/>{body}</svg>'
+    )
 
 
 class Plot:
@@ -43,8 +99,12 @@ class Plot:
         log: bool = False,
         bottom: int = BOTTOM,
         left: int = LEFT,
+        top: int = TOP,
+        right: int = RIGHT,
+        theme: ThemeName = "light",
     ) -> None:
-        self.inner_w, self.inner_h = width - left - RIGHT, height - TOP - bottom
+        self.inner_w, self.inner_h, self.top = width - left - right, height - top - bottom, top
+        self.look = THEMES[theme]
         self.width, self.height, self.left, self.xlim, self.log = width, height, left, xlim, log
         low, high = (math.log10(v) for v in ylim) if log else ylim
         self.ylim = (low, high if high > low else low + 1)
@@ -59,23 +119,24 @@ class Plot:
     def y(self, value: float) -> float:
         value = math.log10(max(value, 1e-300)) if self.log else value
         low, high = self.ylim
-        return TOP + (1 - min(max((value - low) / (high - low), 0.0), 1.0)) * self.inner_h
+        return self.top + (1 - min(max((value - low) / (high - low), 0.0), 1.0)) * self.inner_h
 
     # --- axes
     def _words(self, title: str, xlabel: str, ylabel: str) -> None:
         if title:
-            self.text(self.left, TOP - 8, title, size=11.5, color=INK, weight=600)
-        middle = TOP + self.inner_h / 2
+            self.text(self.left, self.top - 8, title, size=11.5, color=self.look.ink, weight=600)
+        middle = self.top + self.inner_h / 2
         if ylabel:
             self.marks.append(
                 f'<text transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle" '
-                f'font-size="{TEXT}" fill="{MUTE}">{_say(ylabel)}</text>'
+                f'font-size="{TEXT}" fill="{self.look.mute}">{say(ylabel)}</text>'
             )
         if xlabel:
             self.text(self.left + self.inner_w / 2, self.height - 3, xlabel, anchor="middle")
-        base = TOP + self.inner_h
+        base = self.top + self.inner_h
         self.marks.append(
-            f'<path d="M{self.left} {TOP}V{base}H{self.left + self.inner_w}" fill="none" stroke="{HAIR}"/>'
+            f'<path d="M{self.left} {self.top}V{base}H{self.left + self.inner_w}" fill="none" '
+            f'stroke="{self.look.hair}"/>'
         )
 
     def text(
@@ -85,51 +146,51 @@ class Plot:
         words: str,
         *,
         size: float = TEXT,
-        color: str = MUTE,
+        color: str = "",
         anchor: str = "start",
         weight: int = 400,
     ) -> None:
         bold = f' font-weight="{weight}"' if weight != 400 else ""
         self.marks.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}"{bold}>'
-            f"{_say(words)}</text>"
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color or self.look.mute}" '
+            f'text-anchor="{anchor}"{bold}>{say(words)}</text>'
         )
 
     def yticks(self, values: Sequence[float] | None = None) -> Plot:
         """Ticks at round values (or at those given), with hairlines across."""
-        for value in _round_ticks(*self.ylim, log=self.log) if values is None else values:
+        for value in round_ticks(*self.ylim, log=self.log) if values is None else values:
             at = self.y(value)
             self.marks.append(
-                f'<path d="M{self.left} {at:.1f}h{self.inner_w}" stroke="{HAIR}" stroke-width=".6" '
+                f'<path d="M{self.left} {at:.1f}h{self.inner_w}" stroke="{self.look.hair}" stroke-width=".6" '
                 'stroke-dasharray="1 3"/>'
             )
             self.text(self.left - 5, at + 3.5, fmt(value, 3), anchor="end")
         return self
 
     def xticks(self, values: Sequence[float], words: Sequence[str] | None = None, *, turned: bool = False) -> Plot:
-        base = TOP + self.inner_h
+        base = self.top + self.inner_h
         step = max(1, math.ceil(len(values) * 13 / max(self.inner_w, 1))) if turned else 1
         for value, word in list(zip(values, words or [fmt(v, 3) for v in values], strict=True))[::step]:
             at = self.x(value)
-            self.marks.append(f'<path d="M{at:.1f} {base}v3" stroke="{HAIR}"/>')
+            self.marks.append(f'<path d="M{at:.1f} {base}v3" stroke="{self.look.hair}"/>')
             if turned:
                 self.marks.append(
                     f'<text transform="translate({at + 3.5:.1f} {base + 6}) rotate(-90)" text-anchor="end" '
-                    f'font-size="{TEXT - 1}" fill="{MUTE}">{_say(word)}</text>'
+                    f'font-size="{TEXT - 1}" fill="{self.look.mute}">{say(word)}</text>'
                 )
             else:
                 self.text(at, base + 14, word, anchor="middle")
         return self
 
     # --- marks
-    def line_at(self, value: float, *, across: bool = True, color: str = MUTE, dash: str = "") -> Plot:
+    def line_at(self, value: float, *, across: bool = True, color: str = "", dash: str = "") -> Plot:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         path = (
             f"M{self.left} {self.y(value):.1f}h{self.inner_w}"
             if across
-            else f"M{self.x(value):.1f} {TOP}v{self.inner_h}"
+            else f"M{self.x(value):.1f} {self.top}v{self.inner_h}"
         )
-        self.marks.append(f'<path d="{path}" stroke="{color}" stroke-width=".8"{dashes}/>')
+        self.marks.append(f'<path d="{path}" stroke="{color or self.look.mute}" stroke-width=".8"{dashes}/>')
         return self
 
     def band(self, xs: Any, low: Any, high: Any, color: str, opacity: float = 0.25) -> Plot:
@@ -149,7 +210,7 @@ class Plot:
     def dots(self, xs: Any, ys: Any, color: str, words: Sequence[str] | None = None, *, radius: float = 2.8) -> Plot:
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
             if np.isfinite(y):
-                hover = f"<title>{_say(f'{words[i]}: ' if words else '')}{_say(fmt(float(y)))}</title>"
+                hover = f"<title>{say(f'{words[i]}: ' if words else '')}{say(fmt(float(y)))}</title>"
                 self.marks.append(
                     f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}" fill="{color}">{hover}</circle>'
                 )
@@ -168,7 +229,7 @@ class Plot:
         if not np.isfinite([x0, x1, y0, y1]).all():
             return self
         left, right, top, base = self.x(x0), self.x(x1), self.y(y1), self.y(y0)
-        title = f"<title>{_say(hover)}</title>" if hover else ""
+        title = f"<title>{say(hover)}</title>" if hover else ""
         self.marks.append(
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0.1):.1f}" '
             f'height="{max(base - top, 0):.1f}" '
@@ -178,7 +239,7 @@ class Plot:
 
     def instead(self, words: str) -> Plot:
         """Why there is nothing to draw."""
-        self.text(self.left + self.inner_w / 2, TOP + self.inner_h / 2, words, anchor="middle")
+        self.text(self.left + self.inner_w / 2, self.top + self.inner_h / 2, words, anchor="middle")
         return self
 
 
@@ -218,7 +279,7 @@ def row(*plots: Plot, gap: int = 18) -> str:
     )
 
 
-def _round_ticks(low: float, high: float, *, log: bool) -> list[float]:
+def round_ticks(low: float, high: float, *, log: bool) -> list[float]:
     if log:
         decades = range(math.floor(low), math.ceil(high) + 1)
         every = [m * 10.0**e for e in decades for m in ((1, 2, 5) if high - low <= 2 else (1,))]
