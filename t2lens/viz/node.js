@@ -98,7 +98,7 @@ View.prototype.effects = function (parent, p, site, pos) {
     button.title = "What the output at this position loses when one source is taken out of this read";
     button.onclick = () => {
       this.measuring = this.nodeKey();
-      this.detail();
+      this.refill(() => this.detail());
       this.ask();
     };
   }
@@ -236,7 +236,7 @@ View.prototype.rankChoice = function (parent) {
     button.setAttribute("aria-pressed", String((this.rank || "mass") === key));
     button.onclick = () => {
       this.rank = key;
-      this.detail();
+      this.refill(() => this.detail());
     };
   }
 };

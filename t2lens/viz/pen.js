@@ -45,8 +45,10 @@ Object.assign(View.prototype, {
       else this[m.kind](m);
       this.mark(m);
     }
-    this.walkLine();
-    this.detail();
+    this.refill(() => {
+      this.walkLine();
+      this.detail();
+    });
   },
   // LUT index of a value, or the name of the state that is not a number
   shade(v, { lo, hi, log }) {

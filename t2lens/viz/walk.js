@@ -75,7 +75,6 @@ Object.assign(View.prototype, {
     this.player.timer = 0;
     this.playLabel(false);
     this.report();
-    this.detail();
   },
   stepped() {
     clearTimeout(this.timer);
@@ -127,6 +126,16 @@ Object.assign(View.prototype, {
     const { pos, site, panel } = this.view;
     this.live.textContent = `back at ${this.tell(pos, site, panel).join(". ")}`;
   },
+  // make buttons anew without losing the keyboard's place: on the same button, or else on the node where one is
+  refill(make) {
+    const root = this.box.getRootNode(),
+      held = root.activeElement,
+      inside = held && (this.crumbs.contains(held) || this.node.contains(held));
+    make();
+    if (!inside || held.isConnected) return;
+    const again = [...this.node.querySelectorAll("button, summary")].find((o) => o.textContent === held.textContent);
+    (again || this.crumbs.querySelector("strong")).focus({ preventScroll: true });
+  },
   walkLine() {
     const { panel, pos, site } = this.view,
       letter = (cell) => (this.trail.some((o) => o.panel !== panel) ? `${"AB"[cell.panel]}:` : "");
@@ -143,6 +152,7 @@ Object.assign(View.prototype, {
     });
     const here = el("strong", "", `${letter(this.view)}${site}@${pos}`, this.crumbs);
     here.setAttribute("aria-current", "location");
+    here.tabIndex = -1;
     this.crumbs.scrollLeft = 1e6; // the end of a long walk stays in sight
   },
 });

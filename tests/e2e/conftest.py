@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from t2lens.viz.payload import renderer_js
+
+from .driver import Maps, new_page
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -73,3 +78,43 @@ def screenshots() -> Path:
     folder = ROOT / "screenshots"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Maps]]:
+    """Draw a payload in a page of its own; at the end no page had an error or asked the network for anything.
+
+    served: whether somebody hears the choices (the list `heard`) and answers questions (the function `answer`).
+    """
+    pages, trouble = [], []
+
+    def draw(
+        payload: dict[str, Any], dark: bool = False, width: int = 1440, served: bool = True, still: bool = False
+    ) -> Maps:
+        page, errors = new_page(browser, width)
+        page.emulate_media(
+            color_scheme="dark" if dark else "light", reduced_motion="reduce" if still else "no-preference"
+        )
+        page.on("request", lambda request: trouble.append(request.url) if request.url.startswith("http") else None)
+        body = json.dumps(payload).replace("</", "<\\/")
+        hear = "(k, v) => heard.push([k, v])" if served else "null"
+        script = f"""{renderer_js()}
+            const root = document.getElementById("root"), heard = window.heard = [];
+            window.again = (p) => renderMaps(root, p, {hear});
+            window.stop = again({body});
+            window.view = root.t2lens;
+            window.answer = (answers, of = view.rev) => deliver({{ of, answers }});
+            window.exchange = EXCHANGE;"""
+        style = ":root{color-scheme:light dark}.t2l{--st-background-color:Canvas;--st-text-color:CanvasText}"
+        html = f"<!doctype html><meta charset='utf-8'><style>{style}</style><div id='root'></div>"
+        file = tmp_path / f"{len(pages)}.html"
+        file.write_text(f"{html}<script type='module'>{script}</script>", encoding="utf-8")
+        page.goto(file.as_uri())
+        pages.append(page)
+        trouble.append(errors)
+        return Maps(page)
+
+    yield draw
+    for page in pages:
+        page.close()
+    assert [item for item in trouble if item] == []

@@ -67,3 +67,19 @@ class Maps:
     def table(self, letter: str, name: str) -> list[list[str]]:
         rows = self.page.locator(f'[data-node="{letter}"] [data-table="{name}"] tbody tr')
         return [row.locator("td").all_text_contents() for row in rows.all()]
+
+    def crumbs(self) -> str:
+        """The walk, as it is read."""
+        return self.page.locator(".t2l .walk").text_content().strip()
+
+    def said(self, name: str) -> str:
+        """The sentence below a map."""
+        return self.page.locator(f'section:has([data-map="{name}"]) .why').text_content()
+
+    def wants(self) -> list[dict[str, Any]]:
+        """The last question of the maps."""
+        asked = [value["wants"] for key, value in self.page.evaluate("heard") if key == "ask"]
+        return asked[-1] if asked else []
+
+    def answer(self, *answers: dict[str, Any]) -> None:
+        self.page.evaluate("a => answer(a)", list(answers))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,9 @@ import pytest
 import t2lens
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta
-from t2lens.viz.payload import maps_payload, renderer_js
+from t2lens.viz.payload import maps_payload
 
-from .driver import Maps, new_page
+from .driver import Maps
 
 pytestmark = pytest.mark.e2e
 
@@ -47,33 +45,6 @@ class Edited(t2lens.Trace):
 
 def trace(**parts: Any) -> t2lens.Trace:
     return t2lens.trace(t2lens.build(replace(BASE, **parts), seed=1), IDS)
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Maps]]:
-    """Draw a payload in a page of its own; at the end no page had an error or asked the network for anything."""
-    pages, trouble = [], []
-
-    def draw(payload: dict[str, Any], dark: bool = False, width: int = 1440) -> Maps:
-        page, errors = new_page(browser, width)
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        page.on("request", lambda request: trouble.append(request.url) if request.url.startswith("http") else None)
-        body = json.dumps(payload).replace("</", "<\\/")
-        script = f"{renderer_js()}\nconst root = document.getElementById('root'), heard = window.heard = [];\n"
-        script += f"window.again = (p) => renderMaps(root, p, (k, v) => heard.push([k, v]));\nagain({body});"
-        style = ":root{color-scheme:light dark}.t2l{--st-background-color:Canvas;--st-text-color:CanvasText}"
-        html = f"<!doctype html><meta charset='utf-8'><style>{style}</style><div id='root'></div>"
-        file = tmp_path / f"{len(pages)}.html"
-        file.write_text(f"{html}<script type='module'>{script}</script>", encoding="utf-8")
-        page.goto(file.as_uri())
-        pages.append(page)
-        trouble.append(errors)
-        return Maps(page)
-
-    yield draw
-    for page in pages:
-        page.close()
-    assert [item for item in trouble if item] == []
 
 
 def test_tokens_are_text_wherever_they_appear(show: Callable[..., Maps]) -> None:
