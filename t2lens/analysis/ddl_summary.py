@@ -16,12 +16,10 @@ from t2lens.analysis.ddl_counterfactuals import ALL
 from t2lens.analysis.ddl_gates import IDLE
 from t2lens.analysis.ddl_statements import statements
 from t2lens.analysis.finding import Chart, Finding, Value
+from t2lens.analysis.regimes import EDGES, REGIMES, SIZES, regime_of
 
-__all__ = ["EDGES", "REGIMES", "SIZES", "regime_of", "summarise"]
+__all__ = ["summarise"]
 
-EDGES = (0.1, 0.9, 1.1, 1.5)
-REGIMES = ("skip", "partial", "overwrite", "over-relax", "reflect")
-SIZES = ("below 0.1", "0.1 to 0.9", "0.9 to 1.1", "1.1 to 1.5", "above 1.5")  # the same, of a gate that erases nothing
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 BINS = 40
 SATURATED, CONSTANT, N_ANGLES = 6.0, 0.01, 4
@@ -269,13 +267,6 @@ def _over(x: np.ndarray) -> np.ndarray:
         if finite.size:
             found[place] = np.quantile(finite, QUANTILES)
     return found
-
-
-def regime_of(beta: np.ndarray) -> np.ndarray:
-    """The regime of each gate, as an index into REGIMES: each holds its lower edge, but for the open ends above 1.1 and
-    1.5."""
-    skip, partial, overwrite, over_relax = EDGES
-    return ((beta >= skip).astype(int) + (beta >= partial) + (beta > overwrite)) + (beta > over_relax)
 
 
 def _shares(beta: Tensor) -> np.ndarray:

@@ -11,11 +11,11 @@ import xarray as xr
 
 from t2lens.analysis.ddl_audit import Measured, check_system, failed_preconditions, measured
 from t2lens.analysis.ddl_gates import Gates, states, written
-from t2lens.analysis.ddl_summary import REGIMES, SIZES, regime_of
 from t2lens.analysis.ddl_transport import transport
 from t2lens.analysis.finding import Chart, Finding, Value
 from t2lens.analysis.frozen import place
 from t2lens.analysis.inputs import read_batch
+from t2lens.analysis.regimes import REGIMES, SIZES, regime_of
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer

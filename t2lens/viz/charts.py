@@ -16,7 +16,7 @@ from t2lens.viz.raster import image
 from t2lens.viz.series import Axis, Series
 from t2lens.viz.svg import Plot, mark, round_ticks, say, text_width
 
-__all__ = ["Drawing", "Look", "draw", "limits_of", "wrap"]
+__all__ = ["Drawing", "Look", "cell_data", "draw", "limits_of", "wrap"]
 
 SIZE, HEAD, LINE = 10.5, 13.0, 14  # pixels of tick labels and of titles, and of a line of notes
 CELLS = 700  # cells of a heat map up to which each is an element of its own
@@ -259,12 +259,12 @@ def _heat(made: Series, look: Look, top: int) -> Drawing:
         states = ((finite & (values == 0), "zero"), (~finite & ~np.isnan(values), "odd"))
         for cells, state in states:
             for r, c in zip(*np.nonzero(cells), strict=True):
-                plot.marks.append(_sign(state, plot.x(c + 0.5), plot.y(r + 0.5), theme.mute))
+                plot.marks.append(sign(state, plot.x(c + 0.5), plot.y(r + 0.5), theme.mute))
     else:
         table = np.concatenate([lut(ramp, look.theme), np.full((256, 1), 255, np.uint8)], axis=1)
         pixels = np.where(finite[..., None], table[steps], np.zeros(4, np.uint8)).astype(np.uint8)[::-1]
         place = (plot.left, plot.top, plot.inner_w, plot.inner_h)
-        plot.marks.append(image(pixels, *place, data=_cell_data(made)))
+        plot.marks.append(image(pixels, *place, data=cell_data(made)))
     plot.marks.append(
         f'<rect x="{plot.left}" y="{plot.top}" width="{plot.inner_w}" height="{plot.inner_h}" fill="none" '
         f'stroke="{theme.hair}" stroke-width=".8" pointer-events="none"/>'
@@ -287,13 +287,30 @@ def _heat(made: Series, look: Look, top: int) -> Drawing:
     return Drawing("".join(plot.marks), look.width, plot.height, notes=said)
 
 
-def _sign(state: str, x: float, y: float, color: str) -> str:
+def turned_labels(plot: Plot, words: Sequence[str], pitch: float, base: float) -> float:
+    """Words below the places of an area, `pitch` pixels apart, upright where they do not fit; returns their depth."""
+    widest = max(text_width(word, SIZE) for word in words)
+    upright = widest + 4 > pitch
+    step = max(1, math.ceil((SIZE + 0.5) / pitch)) if upright else 1
+    for i in range(0, len(words), step):
+        x = plot.left + (i + 0.5) * pitch
+        if upright:
+            plot.marks.append(
+                f'<text transform="translate({x + 3.6:.1f} {base + 5:.1f}) rotate(-90)" text-anchor="end" '
+                f'font-size="{SIZE}" fill="{plot.look.mute}">{say(words[i])}</text>'
+            )
+        else:
+            plot.text(x, base + 13, words[i], anchor="middle", size=SIZE)
+    return widest + 6 if upright else 14
+
+
+def sign(state: str, x: float, y: float, color: str) -> str:
     if state == "zero":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.1" fill="{color}" pointer-events="none"/>'
     return f'<path d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6" stroke="{color}" pointer-events="none"/>'
 
 
-def _cell_data(made: Series) -> str:
+def cell_data(made: Series) -> str:
     """What a script needs to say where the pointer is on a map of many cells, and its exact value."""
     assert made.y is not None
     whole = made.values.dtype.kind in "iu"

@@ -11,7 +11,7 @@ import torch
 import t2lens
 from t2lens.analysis import audit_ddl, beta_curve, gate_spectrum, gate_tokens
 from t2lens.analysis.catalog import ANALYSES, analysis
-from t2lens.analysis.ddl_summary import REGIMES, regime_of
+from t2lens.analysis.regimes import REGIMES, regime_of
 from t2lens.residual import DeepDelta
 from tests.systems import random_tokens, tiny
 
