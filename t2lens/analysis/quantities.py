@@ -16,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from t2lens.analysis.grids import OFF, Grid, Quantity, entropy, nothing, of_reads, sites_of
+from t2lens.analysis.grids import NOT_READ, OFF, Grid, Quantity, entropy, nothing, of_reads, sites_of
 from t2lens.analysis.sequence_quantities import (
+    OWN_POSITION,
     attention_of,
     effective_positions,
+    sequence_bounds,
     sequence_entropy,
     sequence_lookback,
     sequence_reach,
 )
 
-__all__ = ["QUANTITIES", "Grid", "Quantity", "attention_of", "grid", "quantity"]
+__all__ = ["QUANTITIES", "Grid", "Quantity", "attention_of", "grid", "outline", "quantity"]
 
 
 def quantity(key: str) -> Quantity:
@@ -59,6 +61,20 @@ def grid(trace: Any, key: str, way: str | None = None) -> Grid:
 
 
 _NO_TOKEN = "this trace follows no token: t2lens.trace(..., follow='next')"
+
+
+def outline(trace: Any, key: str) -> Grid:
+    """`grid(trace, key)`, but of quantities that are slow on long prompts only their reasons and bounds, with no column
+    of values."""
+    trace, about = trace.of_way(), quantity(key)
+    bounds = sequence_bounds(trace, key)
+    if bounds is None:
+        return _MAKE[key](trace, about)
+    if isinstance(bounds, str):
+        return nothing(trace, about, bounds)
+    sites, patterns = sites_of(trace), attention_of(trace)
+    missing = NOT_READ | {site: OWN_POSITION for site in sites[1:] if site not in patterns}
+    return Grid(quantity=about, values=np.zeros((len(sites), 0)), sites=sites, missing=missing, limits=bounds)
 
 
 # --- shared pieces -----------------------------------------------------------------------------------

@@ -9,9 +9,19 @@ import numpy as np
 
 from t2lens.analysis.grids import NOT_READ, OFF, Grid, Quantity, entropy, nothing, sites_of
 
-__all__ = ["attention_of", "effective_positions", "sequence_entropy", "sequence_lookback", "sequence_reach"]
+__all__ = [
+    "OWN_POSITION",
+    "attention_of",
+    "effective_positions",
+    "sequence_bounds",
+    "sequence_entropy",
+    "sequence_lookback",
+    "sequence_reach",
+]
 
+OWN_POSITION = "reads its own position only"
 _NO_ATTENTION = "no attention over positions was recorded"
+_LOOKS_AHEAD = "the attention of this model looks ahead as well as back"
 
 
 def attention_of(trace: Any) -> dict[str, np.ndarray]:
@@ -29,6 +39,23 @@ def attention_of(trace: Any) -> dict[str, np.ndarray]:
     return {site: found[site] for site in sites_of(trace.of_way()) if site in found}
 
 
+def sequence_bounds(trace: Any, key: str) -> tuple[float, float] | str | None:
+    """Between what a quantity of attention lies, whatever the attention; a text: why the trace has no such quantity;
+    None: `key` is another one."""
+    n_pos = trace.dataset.sizes["pos"]
+    bounds = {
+        "sequence_lookback": (0.0, n_pos - 1.0),
+        "sequence_reach": (0.0, n_pos - 1.0),
+        "sequence_entropy": (0.0, float(np.log(n_pos))),
+        "effective_positions": (1.0, float(n_pos)),
+    }
+    if key not in bounds:
+        return None
+    if not attention_of(trace):
+        return _NO_ATTENTION
+    return _LOOKS_AHEAD if key in ("sequence_lookback", "sequence_reach") and not trace.causal else bounds[key]
+
+
 def sequence_lookback(trace: Any, about: Quantity) -> Grid:
     return _lookback(trace, about, lambda heads: heads.mean(0))
 
@@ -43,7 +70,7 @@ def _lookback(trace: Any, about: Quantity, over_heads: Callable[[np.ndarray], np
     if not patterns:
         return nothing(trace, about, _NO_ATTENTION)
     if not trace.causal:
-        return nothing(trace, about, "the attention of this model looks ahead as well as back")
+        return nothing(trace, about, _LOOKS_AHEAD)
     n_pos = trace.dataset.sizes["pos"]
     back = np.arange(n_pos)[:, None] - np.arange(n_pos)
     past = np.where(back >= 0, back, 0)
@@ -69,7 +96,7 @@ def _of_attention(trace: Any, about: Quantity, rows: dict[str, np.ndarray], **mo
     sites = sites_of(trace)
     dtype = next(iter(rows.values())).dtype if rows else np.float32
     values = np.full((len(sites), trace.dataset.sizes["pos"]), np.nan, dtype)
-    missing = {site: "reads its own position only" for site in sites[1:] if site not in rows}
+    missing = {site: OWN_POSITION for site in sites[1:] if site not in rows}
     missing |= more.pop("missing", {})
     for site, row in rows.items():
         if site not in missing:

@@ -1,8 +1,8 @@
 """The two-axis maps as HTML: a fragment for notebooks and a page of its own, one file each, no network.
 
 Both hold the renderer (plain JavaScript) and the numbers, compressed. As long as the whole stays under `BUDGET`
-bytes, numbers are float32 and exact when hovered, and every head can be shown; above that the heads go first, then
-numbers become float16, and a note says so.
+bytes, numbers are float32 and exact when hovered, and every head can be shown; above that there is less, and a note
+says what is lost (`t2lens.viz.fitting`).
 Tokens are data for the renderer and reach the page as text, never as markup.
 """
 
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2lens.analysis.quantities import grid
-from t2lens.viz.payload import maps_payload, renderer_js
+from t2lens.viz.fitting import fitted_payload
+from t2lens.viz.payload import renderer_js
 from t2lens.viz.terminal import own_quantity, summary
 
-__all__ = ["BUDGET", "fragment", "page"]
+__all__ = ["BUDGET", "first_view", "fragment", "page"]
 
-BUDGET = 297_000
-"""Bytes of a fragment up to which nothing is left out; a page around it stays under 300 kB."""
-
-_ROUNDED = "To keep this file small, its numbers are rounded to 3 digits; the trace holds them in full."
+BUDGET = 377_000
+"""Bytes of a fragment up to which nothing is left out; a page around it stays under 380 kB, of which 100 are the
+renderer: small enough for a mail and for a notebook with dozens of them."""
 
 # Classic script, because notebooks do not run modules everywhere. The renderer is defined once per page and version,
 # the element is found by the hash of its numbers, so any number of fragments live in one notebook, also twice the same.
@@ -88,14 +88,17 @@ def fragment(trace: Any, trace_b: Any = None, **view: Any) -> str:
     Where scripts do not run (an untrusted notebook, a preview), the text summary stands instead.
     """
     traces = [trace] if trace_b is None else [trace, trace_b]
-    rest = {**_first_view(traces), **view}
+    rest = {**first_view(traces), **view}
     notes = [f"{one.model_name}: {notice}" for one in traces for notice in one.notices]
-    out = ""
-    for fewer in ({"heads": True}, {}, {"precision": "f2", "notes": [*notes, _ROUNDED]}):
-        out = _render(traces, maps_payload(traces, **{"notes": notes, **rest, **fewer}))
-        if len(out) <= BUDGET:
-            break
-    return out
+    made = {}  # the HTML of each payload that was tried, by its rev
+
+    def measure(payload: dict[str, Any]) -> int:
+        made[payload["rev"]] = _render(traces, payload)
+        return len(made[payload["rev"]])
+
+    notes = [*notes, *rest.pop("notes", ())]
+    chosen = fitted_payload(traces, budget=BUDGET, measure=measure, packed=0.3, served=False, notes=notes, **rest)
+    return made.get(chosen["rev"]) or _render(traces, chosen)
 
 
 def page(trace: Any, trace_b: Any = None, *, title: str | None = None, **view: Any) -> str:
@@ -108,7 +111,7 @@ def page(trace: Any, trace_b: Any = None, *, title: str | None = None, **view: A
     }
 
 
-def _first_view(traces: Sequence[Any]) -> dict[str, Any]:
+def first_view(traces: Sequence[Any]) -> dict[str, Any]:
     """What shows most of these systems at once: their own gate or depth weights, at an attention site half way up."""
     a = traces[0]
     own = own_quantity(a)

@@ -87,16 +87,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid
+from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid, outline
 from t2lens.viz.colors import luts_js
 
 __all__ = [
     "DEPTH",
     "MODES",
+    "alignment",
+    "blanks",
     "column_meaning",
     "depth_range",
     "maps_payload",
+    "next_tokens",
     "ordered_reads",
+    "pack_array",
+    "pack_lens",
+    "pack_reads",
     "quantity_range",
     "renderer_js",
     "triangle",
@@ -113,6 +119,9 @@ DEPTH = {
     ),
 }
 """key -> (dataset variable, its column dimension, label, what a column is)"""
+
+LENS_TOP = 3
+"""Likeliest tokens of the lens that are sent for each read and position."""
 
 MODES = (*DEPTH, "share")
 """What the maps can show of a read from depth: the three, and each contribution's share of their summed norms."""
@@ -159,15 +168,22 @@ def maps_payload(
     reads: Sequence[str] = tuple(DEPTH),
     sequence: bool = True,
     heads: bool = False,
+    maxima: bool = False,
     head: str = "mean",
     way: str = "",
+    align: Literal["left", "right"] = "left",
+    lean: bool = False,
+    answers: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The payload (see above) of one or two traces.
 
     quantity, depth: what is shown first; cell: (panel, position, site) chosen first, by default the last position
     at `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention
-    (its size grows with the square of the prompt); heads: whether each head of it and not the mean alone; head: which
-    one is shown first; way: the same of sites that read in several ways; precision "f2" halves every array.
+    (its size grows with the square of the prompt); heads: whether each head of it and not the mean alone; maxima:
+    whether its largest weight over heads, where heads are not sent; head: which one is shown first; way: the same of
+    sites that read in several ways; precision "f2" halves every array; align: how two different prompts stand beside
+    each other; lean: the first quantity alone, and neither reads nor sequence attention; answers: see above.
+    `t2lens.viz.fitting.fitted_payload` chooses what fits.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -176,18 +192,24 @@ def maps_payload(
     unknown = set(reads) - set(DEPTH)
     if unknown or not reads:
         raise ValueError(f"Reads from depth are {', '.join(DEPTH)}, not {', '.join(sorted(unknown)) or 'nothing'}.")
-    panels, shown = [], []  # shown: the grids of every panel and way, which share their ranges
-    for letter, trace in zip("AB", traces, strict=False):
-        ways = {}
-        for name in trace.ways:
-            one = trace.of_way(name)
-            grids = {key: grid(one, key) for key in QUANTITIES}
-            ways[name] = _way(one, grids, precision, [key for key in DEPTH if key in reads])
-            shown.append(grids)
-        panels.append(_panel(letter, trace.of_way(), precision, sequence, heads) | {"ways": ways})
-    quantities = [quantity_range([each[key] for each in shown]) for key in QUANTITIES]
     if quantity not in QUANTITIES:
         raise ValueError(f"A grid can show {', '.join(QUANTITIES)}, not {quantity!r}.")
+    if align not in ("left", "right"):
+        raise ValueError(f"Positions are aligned left or right, not {align!r}.")
+    panels, shown = [], []  # shown: the grids of every panel and way, which share their ranges
+    for letter, trace in zip("AB", traces, strict=False):
+        first, ways = (way if way in trace.ways else trace.ways[0]), {}
+        for name in trace.ways:
+            one = trace.of_way(name)
+            grids = {key: outline(one, key) if lean and key != quantity else grid(one, key) for key in QUANTITIES}
+            sent = list(QUANTITIES) if not lean else [quantity] if name == first else []
+            ways[name] = way_of(one, grids, sent, precision, () if lean else [key for key in DEPTH if key in reads])
+            shown.append(grids)
+        panels.append(_panel(letter, trace.of_way(), precision, sequence, heads, maxima, lean) | {"ways": ways})
+    quantities = [quantity_range([each[key] for each in shown]) for key in QUANTITIES]
+    for entry in quantities if lean else ():
+        if entry["key"] != quantity or len(shown) > len(traces):
+            entry["later"] = True
     modes = [depth_range(key, traces) for key in DEPTH if key in reads]
     if "contribution" in reads:
         modes.append({"key": "share", "label": "Contribution share", "signed": False, "hi": 1.0})
@@ -196,11 +218,14 @@ def maps_payload(
     panel, pos, site = cell or (0, len(panels[0]["tokens"]) - 1, "out")
     payload = {
         "precision": precision,
+        "lean": lean,
         "hint": hint,
         "notes": list(notes),
         "quantities": quantities,
         "depth": modes,
         "sequenceHi": 1.0,
+        "alignment": alignment([panel["tokens"] for panel in panels], align),
+        "answers": [dict(answer) for answer in answers],
         "panels": panels,
         "view": {
             "panel": panel,
@@ -216,29 +241,62 @@ def maps_payload(
     return {"rev": hashlib.sha256(text.encode()).hexdigest()[:16], **payload}
 
 
+def alignment(tokens: Sequence[Sequence[str]], rule: str) -> dict[str, Any] | None:
+    """How positions of two prompts stand beside each other (see above): position p of A beside p + shift of B. Never
+    stretched: what has no partner has none."""
+    if len(tokens) < 2:
+        return None
+    a, b = tokens
+    if list(a) == list(b):
+        return {"rule": "same", "shift": 0, "text": ""}
+    counted = "first token" if rule == "left" else "last token"
+    alone = abs(len(a) - len(b))
+    more = (
+        f"; {alone} of {'A' if len(a) > len(b) else 'B'} {'has' if alone == 1 else 'have'} none beside" if alone else ""
+    )
+    text = f"The prompts differ ({len(a)} and {len(b)} tokens): positions are counted from the {counted}{more}."
+    return {"rule": rule, "shift": 0 if rule == "left" else len(b) - len(a), "text": text}
+
+
 def triangle(pattern: np.ndarray) -> np.ndarray:
     """[..., query, key] -> [..., query (query + 1) / 2 + key]: the causal part, row by row."""
     return pattern[..., *np.tril_indices(pattern.shape[-1])]
 
 
-def _way(trace: Any, grids: Mapping[str, Grid], precision: str, reads: Sequence[str]) -> dict[str, Any]:
-    """What the maps show of a trace with one read per site."""
-    data, pack = trace.dataset, functools.partial(_array, precision=precision)
+def way_of(
+    trace: Any, grids: Mapping[str, Grid], sent: Sequence[str], precision: str, reads: Sequence[str]
+) -> dict[str, Any]:
+    """What the maps show of a trace with one read per site. sent: the quantities whose numbers go along; reads: the
+    reads from depth that do (none: lean)."""
+    data, pack = trace.dataset, functools.partial(pack_array, precision=precision)
+    there = {key: grid for key, grid in grids.items() if not grid.absent}
     return {
-        "grids": {key: pack(grid.values) for key, grid in grids.items() if not grid.absent},
-        "missing": {key: grid.missing for key, grid in grids.items() if not grid.absent},
+        "grids": {key: pack(there[key].values) for key in sent if key in there},
+        "missing": {key: grid.missing for key, grid in there.items()},
+        "blank": {key: blanks(grid) for key, grid in there.items() if grid.blank},
         "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
-        "reads": {key: _reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
+        "reads": {key: pack_reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
         "holds": _holds(trace.source_atoms, data),
+        "lens": pack_lens(data, precision) if reads else None,
     }
 
 
-def _panel(letter: str, trace: Any, precision: str, sequence: bool, heads: bool) -> dict[str, Any]:
+def blanks(grid: Grid) -> dict[str, str]:
+    """Columns without a value, and why: keys as JSON has them."""
+    return {str(pos): why for pos, why in grid.blank.items()}
+
+
+def _panel(
+    letter: str, trace: Any, precision: str, sequence: bool, heads: bool, maxima: bool, lean: bool
+) -> dict[str, Any]:
     data = trace.dataset
     sites = [str(site) for site in data["read"].values]
     layers = 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
-    pack = functools.partial(_array, precision=precision)
+    pack = functools.partial(pack_array, precision=precision)
     patterns = attention_of(trace) if sequence and trace.causal else {}  # the maps draw the past alone
+    sent = {} if lean else patterns
+    every = {site: each for site, each in sent.items() if heads and len(each) > 1}
+    most = {site: each for site, each in sent.items() if maxima and len(each) > 1 and site not in every}
     return {
         "letter": letter,
         "name": str(trace.model_name),
@@ -247,15 +305,44 @@ def _panel(letter: str, trace: Any, precision: str, sequence: bool, heads: bool)
         "layers": layers,
         "tokens": [str(token) for token in trace.tokens],
         "rows": ["embed", *sites],
-        "sequence": {site: pack(triangle(each.mean(axis=0))) for site, each in patterns.items()},
-        "patterns": {site: pack(triangle(each)) for site, each in patterns.items() if heads and len(each) > 1},
+        "sequence": {site: pack(triangle(each.mean(axis=0))) for site, each in sent.items()},
+        "maxima": {site: pack(triangle(each.max(axis=0))) for site, each in most.items()},
+        "patterns": {site: pack(triangle(each)) for site, each in every.items()},
         "heads": {site: len(each) for site, each in patterns.items()},
         "windows": _windows(trace.config, patterns),
-        "next": _next_tokens(data),
+        "next": None if lean else next_tokens(data),
+        "follow": _follow(trace, pack),
     }
 
 
-def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
+def _follow(trace: Any, pack: Any) -> dict[str, Any] | None:
+    data = trace.dataset
+    if trace.follow is None:
+        return None
+    tokens = [
+        str(token) if there >= 0 else None
+        for token, there in zip(data["followed"].values, data["followed_id"].values, strict=True)
+    ]
+    found: dict[str, Any] = {"text": trace.follow, "tokens": tokens, "logit": None, "bias": None}
+    if "logit_share" in data and not grid(trace, "logit_share").absent:
+        found |= {"logit": pack(data["logit"].values), "bias": pack(data["logit_bias"].values)}
+    return found
+
+
+def pack_lens(data: Any, precision: str) -> dict[str, Any] | None:
+    """The likeliest tokens of the lens, as the payload has them; None where no token is followed."""
+    if "lens_top" not in data:
+        return None
+    top = data["lens_top"].transpose("read", "pos", "k").values[..., :LENS_TOP]
+    log = data["lens_top_logprob"].transpose("read", "pos", "k").values[..., :LENS_TOP]
+    kept, index = np.unique(top, return_inverse=True)
+    words = [str(each) for each in data["word"].values[kept]]
+    places = pack_array(index.reshape(top.shape), "f4")  # whole numbers, which float16 would not hold
+    return {"words": words, "top": places, "logprob": pack_array(log, precision)}
+
+
+def pack_array(values: np.ndarray, precision: str) -> dict[str, Any]:
+    """An array as the payload has it."""
     if precision == "f2":
         size = np.abs(values)
         if (size[np.isfinite(size)] > np.finfo(np.float16).max).any():
@@ -271,7 +358,8 @@ def _array(values: np.ndarray, precision: str) -> dict[str, Any]:
     }
 
 
-def _reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> dict[str, Any]:
+def pack_reads(data: Any, key: str, source_atoms: Mapping[str, Any], pack: Any) -> dict[str, Any]:
+    """One kind of read from depth, as the payload has it."""
     names, values = ordered_reads(data, key, source_atoms)
     # by name, not by what is NaN: a number that failed is not a source that does not exist
     sites = [str(site) for site in data["read"].values]
@@ -330,7 +418,8 @@ def _badge(checks: Sequence[Any]) -> dict[str, Any]:
     return {"ok": not failed, "text": text, "lines": lines}
 
 
-def _next_tokens(data: Any) -> list[list[list[Any]]] | None:
+def next_tokens(data: Any) -> list[list[list[Any]]] | None:
+    """The likeliest continuations, as the payload has them."""
     if "next_token" not in data:
         return None
     words, logs = data["next_token"].values, data["next_logprob"].values
@@ -347,7 +436,9 @@ def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
     others stay above the range, marked and counted.
     """
     shown = next((grid for grid in grids if not grid.absent), grids[0])
-    low, high = shown.limits
+    there = [grid for grid in grids if not grid.absent] or [shown]
+    lows, highs = zip(*(grid.limits for grid in there), strict=True)
+    low, high = (None if None in lows else min(lows)), (None if None in highs else max(highs))
     values = np.concatenate([grid.values[np.isfinite(grid.values)].ravel() for grid in grids])
     signed, log = shown.quantity.scale == "diverging", False
     if low is None or high is None:
@@ -357,7 +448,8 @@ def quantity_range(grids: Sequence[Grid]) -> dict[str, Any]:
         high = most if not log and high - low > 3 * (most - low) else high
     if signed:
         low, high = -max(-low, high), max(-low, high)
-    entry = {"key": shown.quantity.key, "label": shown.quantity.label, "unit": shown.quantity.unit}
+    about = shown.quantity
+    entry = {"key": about.key, "label": about.label, "unit": about.unit, "meaning": about.meaning}
     return entry | {"signed": signed, "log": log, "lo": low, "hi": high, "above": int((values > high).sum())}
 
 

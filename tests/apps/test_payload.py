@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import t2lens
+from t2lens.analysis.places import align
 from t2lens.analysis.quantities import QUANTITIES, grid
 from t2lens.config import MLP, Attention, ModelConfig, ShortSWA
 from t2lens.residual import AttnRes, DeepDelta, DepthSWA, Standard
+from t2lens.viz.fitting import BUDGET, fitted_payload
 from t2lens.viz.payload import DEPTH, maps_payload, renderer_js, triangle
 from tests.systems import tiny
 
@@ -224,3 +227,124 @@ def test_a_model_that_reads_in_several_ways_sends_each_of_them() -> None:
         assert np.array_equal(norms[mudd["rows"].index("1.attn")], expected.astype(np.float32))
     one = {way: unpack(sent["reads"]["weights"]["values"]) for way, sent in mudd["ways"].items()}
     assert not np.array_equal(one["q"], one["v"])
+
+
+def test_prompts_are_aligned_by_a_stated_rule_and_never_stretched() -> None:
+    model = tiny("standard")
+    dice = random.Random()
+    for _ in range(5):
+        lengths = dice.sample(range(2, 12), 2)
+        a, b = (t2lens.trace(model, [dice.randrange(50) for _ in range(n)]) for n in lengths)
+        for rule in ("left", "right"):
+            found = maps_payload([a, b], align=rule)["alignment"]
+            pairs = align(*lengths, rule)  # the rule that patching follows
+            assert {q - p for p, q in pairs} == {found["shift"]} and found["rule"] == rule
+            assert str(abs(lengths[0] - lengths[1])) in found["text"] and "none beside" in found["text"]
+    assert maps_payload([a])["alignment"] is None
+    assert maps_payload([a, a])["alignment"] == {"rule": "same", "shift": 0, "text": ""}
+    other = t2lens.trace(model, [(i + 1) % 50 for i in a.token_ids])
+    assert maps_payload([a, other])["alignment"]["rule"] == "left"  # as long, but another prompt
+    with pytest.raises(ValueError, match="left or right"):
+        maps_payload([a, b], align="middle")  # type: ignore[arg-type]
+
+
+def test_what_is_followed_crosses_and_its_shares_sum_to_the_logit() -> None:
+    trace = t2lens.trace(tiny("muddformer"), [0, 7, 3, 7], follow="next")
+    panel = maps_payload([trace])["panels"][0]
+    follow = panel["follow"]
+    assert follow["text"] == "the true next token" and follow["tokens"] == ["7", "3", "7", None]
+    shares = unpack(panel["ways"]["q"]["grids"]["logit_share"])[:-1].sum(axis=0)
+    assert np.allclose((shares + unpack(follow["bias"]))[:3], unpack(follow["logit"])[:3], atol=1e-5)
+    assert panel["ways"]["q"]["blank"]["logit_share"] == {"3": "no token follows the last position"}
+    for way in ("q", "v"):
+        lens, data = panel["ways"][way]["lens"], trace.of_way(way).dataset
+        top, log = unpack(lens["top"]).astype(int), unpack(lens["logprob"])
+        assert top.shape == log.shape == (7, 4, 3)
+        words = data["word"].values[data["lens_top"].values[..., :3]]
+        assert [[[lens["words"][i] for i in at] for at in row] for row in top] == words.tolist()
+        assert np.allclose(log, data["lens_top_logprob"].values[..., :3])
+    plain = maps_payload([t2lens.trace(tiny("standard"), [0, 7])])["panels"][0]
+    assert plain["follow"] is None and plain["ways"][""]["lens"] is None
+
+
+def test_a_head_that_has_no_shares_is_followed_without_them() -> None:
+    model = t2lens.build(replace(BASE, residual=Standard(), head="mlm"), seed=1)
+    panel = maps_payload([t2lens.trace(model, TOKENS, follow=3)])["panels"][0]
+    assert panel["follow"]["logit"] is None and panel["follow"]["tokens"] == ["3"] * 6
+
+
+def test_the_largest_weight_over_heads_is_sent_where_heads_are_not(traces: dict[str, t2lens.Trace]) -> None:
+    trace = traces["standard-swa"]
+    panel = maps_payload([trace], maxima=True)["panels"][0]
+    most = trace.dataset["sequence_attention"].max("head").values
+    assert set(panel["maxima"]) == {f"{layer}.attn" for layer in range(3)}
+    assert np.array_equal(unpack(panel["maxima"]["1.attn"]), triangle(most[1]))
+    assert maps_payload([trace], maxima=True, heads=True)["panels"][0]["maxima"] == {}
+
+
+def test_a_payload_over_its_budget_loses_heads_then_digits_then_reads_and_says_so(
+    traces: dict[str, t2lens.Trace],
+) -> None:
+    pair = [traces["attnres-full"], traces["ddl"]]
+    sizes, seen = [], []
+    whole = len(json.dumps(fitted_payload(pair, budget=10**9)))
+    for budget in (10**9, whole - 1, whole // 2, whole // 4, 1):
+        payload = fitted_payload(pair, budget=budget, notes=["a note"], quantity="residual_norm")
+        sizes.append(len(json.dumps(payload)))
+        assert payload["notes"][0] == "a note" and (sizes[-1] <= budget or payload["lean"])
+        heads = bool(payload["panels"][0]["patterns"])
+        seen.append((heads, payload["precision"], payload["lean"]))
+        said = " ".join(payload["notes"])
+        assert ("row by row" in said) == (not heads and not payload["lean"])
+        assert ("3 digits" in said) == (payload["precision"] == "f2") and ("too long" in said) == payload["lean"]
+    assert sizes == sorted(sizes, reverse=True)
+    assert seen[0] == (True, "f4", False) and seen[-1] == (False, "f2", True)
+    assert (False, "f4", False) in seen
+    # without a server nothing is put off
+    assert not fitted_payload(pair, budget=1, served=False)["lean"]
+
+
+def test_a_lean_payload_holds_the_first_quantity_and_the_range_of_all(traces: dict[str, t2lens.Trace]) -> None:
+    mudd = t2lens.trace(tiny("muddformer"), TOKENS)
+    lean = maps_payload([traces["ddl"], mudd], lean=True, quantity="write_norm", way="v")
+    whole = maps_payload([traces["ddl"], mudd], quantity="write_norm", way="v")
+    for panel in lean["panels"]:
+        assert panel["sequence"] == panel["patterns"] == {} and panel["next"] is None
+        assert all(way["reads"] == {} and way["lens"] is None for way in panel["ways"].values())
+    assert list(lean["panels"][0]["ways"][""]["grids"]) == ["write_norm"]
+    sent = {way: list(each["grids"]) for way, each in lean["panels"][1]["ways"].items()}
+    assert sent == {"q": [], "k": [], "v": ["write_norm"], "r": []}
+    assert lean["panels"][0]["heads"] == whole["panels"][0]["heads"]
+    for one, other in zip(lean["quantities"], whole["quantities"], strict=True):
+        assert one.pop("later", False) is True  # the ways that are not shown first
+        key = one["key"]
+        if not key.startswith(("sequence_", "effective_positions")):
+            assert one == other
+        else:  # bounds that hold whatever the attention, without a look at it
+            assert one["lo"] <= other["lo"] and one["hi"] >= other["hi"]
+    for one, other in zip(lean["panels"], whole["panels"], strict=True):
+        for way in one["ways"]:
+            for part in ("missing", "absent", "holds"):
+                assert one["ways"][way][part] == other["ways"][way][part]
+    norm = maps_payload([traces["ddl"]], lean=True, quantity="residual_norm")
+    assert [entry["key"] for entry in norm["quantities"] if not entry.get("later")] == ["residual_norm"]
+
+
+def test_two_models_at_2048_tokens_and_97_rows_stay_under_three_megabytes() -> None:
+    generator = np.random.default_rng()
+    cfg = replace(BASE, n_layers=48, n_ctx=2048, residual=AttnRes(), d_model=8)
+    short = t2lens.trace(t2lens.build(replace(cfg, n_ctx=4)), [0, 1], follow="next")
+    data = short.dataset.drop_vars("sequence_attention").isel(pos=[0] * 2048, query=[0] * 2048, key=[0] * 2048)
+    data = data.assign_coords(pos=np.arange(2048), token=("pos", np.array(["\u00e9token"] * 2048, dtype=object)))
+    data["residual_norm"] = data["residual_norm"] * generator.uniform(0.5, 2, (97, 2048)).astype("f4")
+    # attention of this length would take 3 GB: a view of one number says what is there
+    data["sequence_attention"] = (
+        ("layer", "head", "query", "key"),
+        np.broadcast_to(np.float32(0.1), (48, 4, 2048, 2048)),
+    )
+    trace = t2lens.Trace(data, short._meta)
+    payload = fitted_payload([trace, trace], quantity="residual_norm")
+    assert payload["lean"] and payload["precision"] == "f2"
+    assert len(payload["panels"][0]["rows"]) == 98
+    assert len(json.dumps(payload)) < BUDGET
+    assert unpack(payload["panels"][0]["ways"][""]["grids"]["residual_norm"]).shape == (98, 2048)

@@ -108,8 +108,8 @@ def test_a_prompt_of_64_tokens_stays_small(name: str):
     ids = torch.randint(2048, (64,), generator=generator)
     trace = t2lens.trace(model, ids, name=name)
     one, two = fragment(trace), page(trace, trace)
-    assert len(one) < 300_000
-    assert len(two) < 300_000
+    assert len(one) < 380_000
+    assert len(two) < 380_000
     assert unpack(one)["precision"] == "f4" or len(trace.ways) > 1  # several ways are several times the numbers
 
 
