@@ -15,6 +15,8 @@ from t2lens.cli.pieces import (
     IDS,
     MODEL,
     OPTION,
+    THEME,
+    check_figure,
     check_outputs,
     console,
     read_edit_options,
@@ -50,16 +52,23 @@ def trace(
     csv: Annotated[Path | None, typer.Option(help="Write every number, one per line.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every number, as arrays.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the trace (safetensors) for t2lens.load_trace.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the maps at --pos to this file: .svg, .png or .pdf.")
+    ] = None,
+    theme: Annotated[str, typer.Option(help=THEME)] = "light",
 ) -> None:
     """Run a prompt and show what moved along both axes; write it as a page, as tables or as a trace file."""
     with sentences():
-        files = [path for path in (html, csv, json, save) if path is not None]
+        files = [path for path in (html, csv, json, save, figure) if path is not None]
         check_outputs(files)
+        check_figure(figure, theme)
         traces = _traces(text, model, model_b, ids, load, option or [], edit or [], follow)
         if save is not None and len(traces) > 1:
             raise ValueError("--save keeps one trace; leave out --model-b, or run it once per model.")
         _report(traces, quantity, pos)
         _write(traces, quantity, html, csv, json, save)
+        if figure is not None:
+            typer.echo(f"wrote {_draw(traces, figure, quantity, pos, theme)}")
 
 
 def _traces(
@@ -144,6 +153,15 @@ def _table(out: Any, one: Any, at: int, keys: list[str], title: str, *, reads: b
         rows.add_row(*row)
     out.print()
     out.print(rows)
+
+
+def _draw(traces: list[Any], figure: Path, quantity: str | None, pos: int, theme: str) -> Path:
+    from t2lens.viz.page import first_view
+
+    view = first_view(traces)
+    cell = (0, pos % len(traces[0].tokens), view["cell"][2])
+    chosen = {**view, "cell": cell, "theme": theme, **({"quantity": quantity} if quantity else {})}
+    return traces[0].save_figure(figure, *traces[1:], **chosen)
 
 
 def _write(

@@ -1,0 +1,434 @@
+"""The view of the two-axis maps as one SVG: the same numbers, on the same scales, for papers and slides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from t2lens.analysis.quantities import attention_of, grid
+from t2lens.viz.charts import CELLS, SIZE, sign, turned_labels, wrap
+from t2lens.viz.colors import THEMES, RampName, ThemeName, lut
+from t2lens.viz.labels import clip, fmt, glyphs
+from t2lens.viz.payload import DEPTH, depth_range, ordered_reads, quantity_range
+from t2lens.viz.raster import image
+from t2lens.viz.series import exact
+from t2lens.viz.svg import Plot, document, mark, say, text_width
+
+__all__ = ["maps_picture"]
+
+MARGIN, GAP, LEFT, BAR_ROOM = 24, 34, 58, 96
+HEAD = 24  # pixels above a map, for its name
+_TICKS = 14  # characters of a token below a map
+GAP_WORD = "\u00a0\u00a0"  # two spaces that SVG keeps
+Chosen = tuple[int, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """A range and how colour goes with it. above: whether values lie beyond its top."""
+
+    label: str
+    low: float
+    high: float
+    ramp: RampName
+    warp: str = "linear"
+    above: int = 0
+
+    def steps(self, values: np.ndarray) -> np.ndarray:
+        """The step of the ramp, 0..255, of every finite value."""
+        span = self.high - self.low or 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.warp == "log":
+                part = np.log(values / self.low) / np.log(self.high / self.low)
+            elif self.warp == "root":
+                root = np.sign(values) * np.sqrt(np.abs(values) / (self.high or 1.0))
+                part = (root + 1) / 2 if self.low < 0 else root
+            else:
+                part = (values - self.low) / span
+        return np.clip(np.round(255 * np.nan_to_num(part)), 0, 255).astype(int)
+
+    def at(self, part: float) -> float:
+        """The value that stands at a fraction of the ramp."""
+        if self.warp == "log":
+            return self.low * (self.high / self.low) ** part
+        if self.warp == "root":
+            signed = 2 * part - 1 if self.low < 0 else part
+            return self.high * signed * abs(signed)
+        return self.low + part * (self.high - self.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Map:
+    """values[row, column], rows from the bottom; blank: where nothing exists. tip, node: of a cell."""
+
+    name: str
+    values: np.ndarray
+    blank: np.ndarray
+    rows: list[str]
+    columns: list[str]
+    tip: Callable[[int, int], str]
+    node: Callable[[int, int], dict[str, Any]]
+    scale: _Scale
+    down: bool = False
+    instead: str = ""
+
+
+def maps_picture(
+    traces: Sequence[Any],
+    *,
+    quantity: str = "residual_norm",
+    depth: str = "weights",
+    cell: Chosen | None = None,
+    way: str = "",
+    head: str = "mean",
+    theme: ThemeName = "light",
+    width: int = 1440,
+) -> str:
+    """The maps of one or two traces as an SVG document.
+
+    Above, the quantity at every site and position, with the cross of the chosen node: where it looks in the sequence
+    and what it reads from depth. Below, every read from depth at that position, and where that site looks.
+
+    quantity, depth, cell, way and head as in `t2lens.viz.payload.maps_payload`. ValueError for a choice that does not
+    exist.
+    """
+    if not 1 <= len(traces) <= 2:
+        raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
+    if depth not in (*DEPTH, "share"):
+        raise ValueError(f"Reads from depth are {', '.join(DEPTH)} and share, not {depth!r}.")
+    panel, pos, site = cell or (0, len(traces[0].tokens) - 1, "out")
+    ones = [trace.of_way(way if way in trace.ways else None) for trace in traces]
+    places = [min(pos, len(one.tokens) - 1) for one in ones]
+    reads = _depth_maps(ones, depth, places)
+    sequence = _Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
+    looks = [_sequence_map(i, len(ones), one, site, head, sequence) for i, one in enumerate(ones)]
+    grids = _grids(ones, quantity)
+    look, parts, y = THEMES[theme], [], 30.0
+    node = f"{site} at position {pos} \u201c{glyphs(ones[panel].tokens[pos])}\u201d of {'AB'[panel]}"
+    prompts = list(dict.fromkeys(one.text or " ".join(one.tokens) for one in ones))
+    about = f"{grids[0].scale.label} by position and depth. Chosen: {node}."
+    for i, text in enumerate(prompts):
+        letter = f"{'AB'[i]}{GAP_WORD}" if len(prompts) > 1 else ""
+        parts.append(_text(MARGIN, y, letter + clip(glyphs(text).replace("\u00b7", " "), 150), 14, look.ink, bold=True))
+        y += 20
+    parts.append(_text(MARGIN, y, f"Chosen: {node}.", SIZE + 0.5, look.mute))
+    y += 18
+    each = (width - 2 * MARGIN - BAR_ROOM - GAP * (len(ones) - 1)) / len(ones) - LEFT
+    tall = max(_grid_height(one) for one in grids)
+    below = 0.0
+    for i, (one, drawn) in enumerate(zip(ones, grids, strict=True)):
+        x = MARGIN + i * (each + LEFT + GAP)
+        plot = _plot(x + LEFT, y + HEAD, each, tall, drawn, theme)
+        parts.append(_text(x, y + 13, _named(i, one, len(ones)), 12.5, look.ink, bold=True))
+        parts.append(_badge(one, x + LEFT + each, y + 13, look))
+        _cells(plot, drawn, theme)
+        if site in drawn.rows:
+            _cross(plot, drawn, places[i], site, looks[i], reads[i], theme, framed=i == panel)
+        _instead(plot, drawn)
+        below = max(below, _labels(plot, drawn, "position", "site"))
+        parts += plot.marks
+    parts.append(_bar(grids[0].scale, width - MARGIN - BAR_ROOM + 18, y + HEAD, tall, theme))
+    y += HEAD + tall + below + 26
+    small, second = [*reads, *(looks if any(not one.instead for one in looks) else [])], 0.0
+    square = (width - 2 * MARGIN - 2 * BAR_ROOM - (LEFT + GAP) * len(small)) / len(small)
+    square = min(square, 330.0)
+    x = float(MARGIN)
+    for i, drawn in enumerate(small):
+        plot = _plot(x + LEFT, y + HEAD, square, square, drawn, theme)
+        parts.append(_text(x, y + 13, clip(drawn.name, int(square / 5.4)), 12, look.ink, bold=True))
+        _cells(plot, drawn, theme)
+        _instead(plot, drawn)
+        words = ("source" if depth == "weights" else "atom", "read") if i < len(ones) else ("key", "query")
+        second = max(second, _labels(plot, drawn, *words))
+        parts += plot.marks
+        x += LEFT + square + GAP
+        if i in (len(ones) - 1, len(small) - 1):
+            parts.append(_bar(drawn.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
+            x += BAR_ROOM - 10
+    y += HEAD + square + second + 24
+    for line in _captions(ones, grids, quantity):
+        for text in wrap(line, width - 2 * MARGIN, SIZE):
+            parts.append(_text(MARGIN, y, text, SIZE, look.bad if "FAILED" in line else look.mute))
+            y += 14
+    return document("".join(parts), width, y + 6, about, theme)
+
+
+# --- what is shown ----------------------------------------------------------------------------------
+
+
+def _grids(ones: Sequence[Any], quantity: str) -> list[_Map]:
+    grids = [grid(one, quantity) for one in ones]
+    shared = quantity_range(grids)
+    about = grids[0].quantity
+    unit = f" ({about.unit})" if about.unit else ""
+    scale = _Scale(
+        label=f"{about.label}{unit}",
+        low=shared["lo"],
+        high=shared["hi"],
+        ramp="both" if shared["signed"] else "cool",
+        warp="log" if shared["log"] else "linear",
+        above=shared["above"],
+    )
+    maps = []
+    for one, each in zip(ones, grids, strict=True):
+        blank = np.zeros(each.values.shape, bool)
+        blank[[i for i, site in enumerate(each.sites) if each.absent or each.why(site)]] = True
+        tokens = [glyphs(token) for token in one.tokens]
+        maps.append(
+            _Map(
+                name=str(one.model_name),
+                values=each.values,
+                blank=blank,
+                rows=[str(site) for site in each.sites],
+                columns=tokens,
+                tip=lambda r, c, each=each, tokens=tokens: (
+                    f"site {each.sites[r]}\npos {c} {tokens[c]}\n{about.label}: {exact(each.values[r, c])}"
+                    + (f" {about.unit}" if about.unit else "")
+                ),
+                node=lambda r, c, each=each: {"site": str(each.sites[r]), "pos": c},
+                scale=scale,
+                instead=each.absent,
+            )
+        )
+    return maps
+
+
+def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int]) -> list[_Map]:
+    key = "contribution" if depth == "share" else depth
+    shared = depth_range(key, ones)
+    label = "share of contributions" if depth == "share" else shared["label"].lower()
+    high = 1.0 if depth == "share" else shared["hi"]
+    signed = depth != "share" and shared["signed"]
+    ramp: RampName = "both" if signed else "warm"
+    scale = _Scale(label=f"{label}, root scale", low=-high if signed else 0.0, high=high, ramp=ramp, warp="root")
+    maps = []
+    for i, (one, pos) in enumerate(zip(ones, places, strict=True)):
+        names, values, blank = [], np.zeros((1, 1)), np.ones((1, 1), bool)
+        rows = [str(name) for name in one.dataset["read"].values]
+        if DEPTH[key][0] in one.dataset:
+            names, every = ordered_reads(one.dataset, key, one.source_atoms)
+            blank, values = np.asarray(np.isnan(every).all(axis=-1)), every[:, :, pos]
+            if depth == "share":
+                values = values / np.nansum(values, axis=1, keepdims=True)
+        maps.append(
+            _Map(
+                name=_lettered(i, len(ones), f"reads from depth at position {pos}"),
+                values=values,
+                blank=blank,
+                rows=rows if names else [""],
+                columns=names or [""],
+                tip=lambda r, c, rows=rows, names=names, values=values: (
+                    f"read {rows[r]}\ntakes from {names[c]}\n{label}: {exact(values[r, c])}"
+                ),
+                node=lambda r, _, rows=rows, pos=pos: {"site": rows[r], "pos": pos},
+                scale=scale,
+                instead="" if names else f"this system has no {label}",
+            )
+        )
+    return maps
+
+
+def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: _Scale) -> _Map:
+    heads = attention_of(one).get(site) if one.causal else None
+    tokens = [glyphs(token) for token in one.tokens]
+    which = "mean of heads"
+    if heads is not None:
+        single = head.isdigit() and int(head) < len(heads)
+        values = heads[int(head)] if single else heads.max(axis=0) if head == "max" else heads.mean(axis=0)
+        which = f"head {head}" if single else "maximum over heads" if head == "max" else which
+    else:
+        values = np.full((1, 1), np.nan)
+    return _Map(
+        name=_lettered(i, n, f"{site} looks back, {which}" if heads is not None else f"{site}: no sequence attention"),
+        values=values,
+        blank=~np.tri(len(values), dtype=bool) if heads is not None else np.ones((1, 1), bool),
+        rows=tokens if heads is not None else [""],
+        columns=tokens if heads is not None else [""],
+        tip=lambda r, c: f"query {r} {tokens[r]}\nkey {c} {tokens[c]}\nattention: {exact(values[r, c])}",
+        node=lambda r, _: {"site": site, "pos": r},
+        scale=scale,
+        down=True,
+        instead="" if heads is not None else "it reads only its own position",
+    )
+
+
+# --- how it is drawn ----------------------------------------------------------------------------------
+
+
+def _plot(x: float, y: float, width: float, height: float, drawn: _Map, theme: ThemeName) -> Plot:
+    rows, columns = drawn.values.shape
+    ylim = (rows, 0) if drawn.down else (0, rows)
+    plot = Plot(round(x + width), round(y + height), (0, columns), (0, rows), theme=theme)
+    plot.left, plot.top, plot.inner_w, plot.inner_h, plot.marks = round(x), round(y), round(width), round(height), []
+    plot.ylim = ylim
+    return plot
+
+
+def _y(plot: Plot, drawn: _Map, r: float) -> float:
+    rows = drawn.values.shape[0]
+    return plot.top + plot.inner_h * (r / rows if drawn.down else 1 - r / rows)
+
+
+def _place(plot: Plot, drawn: _Map, r: int, c: int) -> tuple[float, float, float, float]:
+    rows, columns = drawn.values.shape
+    w, h = plot.inner_w / columns, plot.inner_h / rows
+    return plot.left + c * w, min(_y(plot, drawn, r), _y(plot, drawn, r + 1)), w, h
+
+
+def _cells(plot: Plot, drawn: _Map, theme: ThemeName) -> None:
+    look, values = THEMES[theme], drawn.values.astype(float)
+    finite = np.isfinite(values) & ~drawn.blank
+    steps = drawn.scale.steps(values)
+    table = lut(drawn.scale.ramp, theme)
+    _, _, w, h = _place(plot, drawn, 0, 0)
+    if values.size <= CELLS and min(w, h) >= 3:
+        gap = 0.7 if min(w, h) >= 7 else 0.0
+        for r, c in zip(*np.nonzero(~drawn.blank), strict=True):
+            x, y, _, _ = _place(plot, drawn, int(r), int(c))
+            fill = "#" + table[steps[r, c]].tobytes().hex() if finite[r, c] else look.paper
+            at = {"x": x, "y": y, "width": w - gap, "height": h - gap}
+            tip, node = drawn.tip(int(r), int(c)), drawn.node(int(r), int(c))
+            plot.marks.append(mark("rect", tip, node, **at, fill=fill))
+            if finite[r, c] and values[r, c] == 0 and min(w, h) >= 7:
+                plot.marks.append(sign("zero", x + w / 2, y + h / 2, look.mute))
+            if not finite[r, c]:
+                plot.marks.append(sign("odd", x + w / 2, y + h / 2, look.mute))
+    elif not drawn.blank.all():
+        pixels = np.concatenate([table[steps], np.full((*values.shape, 1), 255, np.uint8)], axis=-1)
+        pixels[~finite] = 0
+        plot.marks.append(
+            image(pixels if drawn.down else pixels[::-1], plot.left, plot.top, plot.inner_w, plot.inner_h)
+        )
+    plot.marks.append(
+        f'<rect x="{plot.left}" y="{plot.top}" width="{plot.inner_w}" height="{plot.inner_h}" fill="none" '
+        f'stroke="{look.hair}" stroke-width=".8"/>'
+    )
+
+
+def _instead(plot: Plot, drawn: _Map) -> None:
+    """Why there is nothing to draw, where arms of a cross leave it legible."""
+    for i, line in enumerate(wrap(drawn.instead, plot.inner_w - 16, 11)):
+        at = f'x="{plot.left + plot.inner_w / 2:.1f}" y="{plot.top + plot.inner_h * 0.2 + 14 * i:.1f}"'
+        look = f'fill="{plot.look.mute}" stroke="{plot.look.paper}" stroke-width="4" paint-order="stroke"'
+        plot.marks.append(f'<text {at} font-size="11" text-anchor="middle" {look}>{say(line)}</text>')
+
+
+def _cross(
+    plot: Plot, drawn: _Map, pos: int, site: str, looks: _Map, reads: _Map, theme: ThemeName, *, framed: bool
+) -> None:
+    """The arms of a node in the colours of what they show, and its frame."""
+    look, row = THEMES[theme], drawn.rows.index(site)
+    arms: list[tuple[int, int, _Map, int, int]] = []
+    if not looks.instead:
+        arms += [(row, key, looks, pos, key) for key in range(pos + 1)]
+    if not reads.instead and site in reads.rows:
+        read = reads.rows.index(site)
+        where = {name: i for i, name in enumerate(drawn.rows)}
+        columns = [(c, where.get(name)) for c, name in enumerate(reads.columns)]
+        arms += [(r, pos, reads, read, c) for c, r in columns if r is not None and not reads.blank[read, c]]
+    for r, c, source, at_r, at_c in arms:
+        value = float(source.values[at_r, at_c])
+        if (r == row and c == pos and source is reads) or not np.isfinite(value):
+            continue
+        x, y, w, h = _place(plot, drawn, r, c)
+        table = lut(source.scale.ramp, theme)
+        fill = "#" + table[source.scale.steps(np.array([value]))[0]].tobytes().hex()
+        at = {"x": x, "y": y, "width": w, "height": h}
+        node = {"site": drawn.rows[r], "pos": c}
+        plot.marks.append(mark("rect", source.tip(at_r, at_c), node, **at, fill=fill))
+    x, y, w, h = _place(plot, drawn, row, pos)
+    left, bottom = plot.left, plot.top + plot.inner_h
+    across = f"M{left} {y:.1f}H{x + w:.1f}V{y + h:.1f}H{left}z"
+    down = f"M{x:.1f} {y:.1f}H{x + w:.1f}V{bottom}H{x:.1f}z"
+    for path in [*([] if looks.instead else [across]), down]:
+        plot.marks.append(f'<path d="{path}" fill="none" stroke="{look.ink}" stroke-width=".9"/>')
+    if framed:
+        box = f'x="{x - 1.5:.1f}" y="{y - 1.5:.1f}" width="{w + 3:.1f}" height="{h + 3:.1f}" fill="none"'
+        plot.marks.append(f'<rect {box} stroke="{look.paper}" stroke-width="4"/>')
+        plot.marks.append(f'<rect {box} stroke="{look.ink}" stroke-width="2"/>')
+
+
+def _labels(plot: Plot, drawn: _Map, across: str, upward: str) -> float:
+    """Names of rows and columns; returns the pixels that the columns' take."""
+    rows, columns = drawn.values.shape
+    if drawn.instead and (rows, columns) == (1, 1):
+        return 0.0
+    _, _, w, h = _place(plot, drawn, 0, 0)
+    for r in range(0, rows, max(1, int(np.ceil((SIZE + 1) / h)))):
+        plot.text(plot.left - 6, _y(plot, drawn, r + 0.5) + 3.6, clip(drawn.rows[r], 8), anchor="end", size=SIZE)
+    words = [clip(word, _TICKS) for word in drawn.columns]
+    deep = turned_labels(plot, words, w, plot.top + plot.inner_h)
+    plot.text(plot.left + plot.inner_w / 2, plot.top + plot.inner_h + deep + 14, across, anchor="middle", size=SIZE)
+    middle = plot.top + plot.inner_h / 2
+    plot.marks.append(
+        f'<text transform="translate({plot.left - LEFT + 10} {middle:.1f}) rotate(-90)" text-anchor="middle" '
+        f'font-size="{SIZE}" fill="{plot.look.mute}">{upward}</text>'
+    )
+    return deep + 14
+
+
+def _bar(scale: _Scale, x: float, y: float, height: float, theme: ThemeName) -> str:
+    look = THEMES[theme]
+    parts = [image(np.ascontiguousarray(lut(scale.ramp, theme)[::-1, None]), x, y, 10, height)]
+    steps = (0, 0.25, 0.5, 0.75, 1)
+    words = [fmt(scale.at(part), 3) + (" or more" if part == 1 and scale.above else "") for part in steps]
+    for part, word in zip(steps, words, strict=True):
+        at = y + height * (1 - part)
+        parts.append(f'<path d="M{x + 10:.1f} {at:.1f}h3" stroke="{look.mute}" stroke-width=".8"/>')
+        parts.append(_text(x + 16, at + 3.6, word, SIZE, look.mute))
+    label = scale.label + (f", {scale.warp} scale" if scale.warp == "log" else "")
+    side = x + 20 + max(text_width(word, SIZE) for word in words) + 8
+    turned = f'transform="translate({side:.1f} {y + height / 2:.1f}) rotate(-90)" text-anchor="middle"'
+    parts.append(f'<text {turned} font-size="{SIZE}" fill="{look.mute}">{say(clip(label, int(height / 5)))}</text>')
+    return "".join(parts)
+
+
+def _text(x: float, y: float, words: str, size: float, color: str, *, bold: bool = False, anchor: str = "") -> str:
+    weight = ' font-weight="600"' if bold else ""
+    end = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}"{weight}{end}>{say(words)}</text>'
+
+
+def _lettered(i: int, n: int, words: str) -> str:
+    return f"{'AB'[i]}{GAP_WORD}{words}" if n > 1 else words[:1].upper() + words[1:]
+
+
+def _named(i: int, one: Any, n: int) -> str:
+    return _lettered(i, n, str(one.model_name)) if n > 1 else str(one.model_name)
+
+
+def _grid_height(drawn: _Map) -> int:
+    return round(max(3.0, min(17.0, 400 / len(drawn.rows))) * len(drawn.rows))
+
+
+def _badge(one: Any, x: float, y: float, look: Any) -> str:
+    checks = one.verify()
+    failed = [check.name for check in checks if not check.passed]
+    words = f"failed: {', '.join(failed)}" if failed else f"verified ({len(checks)} checks)"
+    return _text(x, y, words, 11, look.bad if failed else look.good, anchor="end")
+
+
+def _captions(ones: Sequence[Any], grids: Sequence[_Map], quantity: str) -> list[str]:
+    """What is shown, n, what is left out, the range, and what must be said of the traces."""
+    scale, about = grids[0].scale, grid(ones[0], quantity).quantity
+    counts = " and ".join(str(int((~one.blank).sum())) for one in grids)
+    two = "one range for A and B" if len(ones) > 1 else "range"
+    span = f"{two} {fmt(scale.low, 3)} to {fmt(scale.high, 3)}"
+    above = f"; {scale.above} above the range, in its last colour" if scale.above else ""
+    meaning = f"{about.meaning[:1].upper()}{about.meaning[1:]}".rstrip(".")
+    lines = [f"{meaning}. n = {counts} values; {span}{above}. Blank: no value; dot: exactly zero; cross: not finite."]
+    lines.append(
+        "Arms of the cross: left, where the node looks in the sequence (none: it reads only its own position); "
+        "down, what it reads from depth."
+    )
+    for i, one in enumerate(ones):
+        words = " ".join(one.notices)
+        failed = [check.name for check in one.verify() if not check.passed]
+        if failed:
+            words = f"FAILED: {', '.join(failed)}. Do not trust this picture. {words}"
+        if words:
+            lines.append(f"{'AB'[i]}: {words}" if len(ones) > 1 else words)
+    return list(dict.fromkeys(lines))
