@@ -73,20 +73,25 @@ class View {
     const head = el("div", "head", undefined, this.sheet);
     if (payload.hint) el("p", "hint", payload.hint, head);
     const list = (entries) => entries.map(([key, label]) => ({ key, label }));
-    this.choice(head, "colour of the grid", "quantity", payload.quantities);
-    this.cool = this.bar(head);
-    this.choice(head, "reads from depth", "depth", payload.depth);
-    this.warm = this.bar(head);
+    const pair = () => el("div", "pair", undefined, head); // a choice and the colours it is drawn in
+    const first = pair();
+    this.choice(first, "colour of the grid", "quantity", payload.quantities);
+    this.cool = this.bar(first);
+    const second = pair();
+    this.choice(second, "reads from depth", "depth", payload.depth);
+    this.warm = this.bar(second);
+    const third = pair();
     const heads = Math.max(0, ...this.panels.flatMap((p) => Object.keys(this.served ? p.heads : p.patterns).map((s) => p.heads[s]))),
       maxima = heads > 1 || this.panels.some((p) => Object.keys(p.most).length);
     const which = ["mean", ...(maxima ? ["max"] : []), ...(heads > 1 ? Array(heads).keys() : [])].map(String);
-    if (which.length > 1) this.choice(head, "attention head", "head", list(which.map((h) => [h, h])));
+    if (which.length > 1) this.choice(third, "attention head", "head", list(which.map((h) => [h, h])));
     const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
-    if (ways.length > 1) this.choice(head, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
-    this.back = this.bar(head);
-    if (this.offersRollout()) this.choice(head, "of the node, show", "layer", list(Object.entries(LAYERS)));
+    if (ways.length > 1) this.choice(third, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
+    this.back = this.bar(third);
+    const fourth = pair();
+    if (this.offersRollout()) this.choice(fourth, "of the node, show", "layer", list(Object.entries(LAYERS)));
     else this.view.layer = "cross";
-    this.fed = this.bar(head);
+    this.fed = this.bar(fourth);
     if (this.panels.length > 1) this.choice(head, "panels", "compare", list(Object.entries(COMPARE)), this.apart());
     else this.view.compare = "both";
     this.buildWalk(el("div", "nav", undefined, this.sheet));
@@ -145,12 +150,16 @@ class View {
       const option = el("option", "", o.label, groups.get(o.group) || select);
       option.value = o.key;
       option.disabled = Boolean(closed && k);
+      if (o.meaning) option.title = o.meaning;
     });
     if (closed) el("span", "closed", closed, box);
     if (closed || !options.some((o) => o.key === this.view[key])) this.view[key] = options[0].key;
+    const explain = () => (select.title = (options.find((o) => o.key === this.view[key]) || {}).meaning || "");
     select.value = this.view[key];
+    explain();
     select.onchange = () => {
       this.view[key] = select.value;
+      explain();
       this.tip.style.display = "none"; // it tells of the quantity before
       this.draw();
       const { quantity, depth, head, way, layer, compare } = this.view;

@@ -223,15 +223,15 @@ Object.assign(View.prototype, {
   },
   // the token strip below an axis: level when the words fit, upright when not, thinned when many
   strip(p, cw, most = 12) {
-    const key = `${most} ${this.font}`;
-    if (!p.strips || p.strips.key !== key) {
+    if (!p.strips || p.strips.font !== this.font) p.strips = { font: this.font };
+    if (!p.strips[most]) {
       const ctx = el("canvas").getContext("2d"),
         words = p.tokens.map((t) => clip(glyphs(t), most));
       ctx.font = `600 10.5px ${this.font}`;
       const wide = Math.max(...[...new Set(words)].map((w) => ctx.measureText(w).width));
-      p.strips = { key, words, wide };
+      p.strips[most] = { words, wide };
     }
-    const { words, wide } = p.strips,
+    const { words, wide } = p.strips[most],
       level = wide <= cw - 4;
     return { words, level, wide, every: level ? 1 : Math.max(1, Math.ceil(11.5 / cw)), height: 17 + (level ? 13 : wide) };
   },

@@ -40,7 +40,7 @@ Object.assign(View.prototype, {
     // nothing moves by itself for those who ask for less motion
     this.playButton = still ? null : button("play", "play", () => (this.player.timer ? this.pause() : this.start()));
     button("\u203a", "next node", step(1));
-    select("play", Object.entries(AXES), this.player.axis, (axis) => (this.player.axis = axis));
+    select("direction of playback", Object.entries(AXES), this.player.axis, (axis) => (this.player.axis = axis));
     if (!still)
       select("speed of playback", SPEEDS.map((n) => [n, `${n} per second`]), this.player.speed, (n) => {
         this.player.speed = Number(n);
