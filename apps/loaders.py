@@ -22,6 +22,7 @@ import streamlit as st
 
 import t2lens
 from t2lens.analysis.catalog import analysis
+from t2lens.analysis.under_edits import check_under_edits
 from t2lens.apps.memory import Memory
 from t2lens.apps.state import CLEAN, NO_MODEL
 from t2lens.edits import edited, read_edits
@@ -112,8 +113,11 @@ def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any],
 
     def run() -> Any:
         input = sample_texts(given) if isinstance(given, int) else given
-        with loaded.twin() as model, edited(model, read_edits(edits or ())):
-            return analysis(key).run(model, input, **options)
+        with loaded.twin() as model:
+            wanted = read_edits(edits or ())
+            check_under_edits(model, wanted, key, options, texts=isinstance(given, int))
+            with edited(model, wanted):
+                return analysis(key).run(model, input, **options)
 
     chosen = json.dumps(options, sort_keys=True)
     return _FINDINGS.get((loaded.name, loaded.weights_hash, key, given, chosen, edits), run)

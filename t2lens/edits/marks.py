@@ -54,5 +54,5 @@ def _follows(model: Transformer, read: Read, layer: int, where: str) -> bool:
     if site.layer < layer or where == "post":
         return False
     if site.opens and CARRIED in model.residual.ways(site):
-        return read.way == CARRIED  # the other ways were made before
+        return where == "pre" and read.way == CARRIED  # the other ways were made before
     return where == "pre" or site.kind == "mlp"
