@@ -147,7 +147,8 @@ def check_system(model: Any) -> None:
 
 @torch.no_grad()
 def measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> Measured:
-    """All numbers of the audit; `others`: run counterfactuals as well."""
+    """All numbers of the audit; `others`: run counterfactuals as well; without `transport_tokens` nothing is measured of
+    the operator form."""
     residual, cfg = model.residual, model.cfg.residual
     n_writes, width = len(model.sites) - 1, model.cfg.d_model
     most = min(_BYTES // (8 * n_writes * width), _BYTES // (4 * model.cfg.d_vocab))
@@ -161,7 +162,7 @@ def measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> M
         directions, betas = gates.add(residual, seen)
         position = seen.valid.cumsum(dim=1) - 1  # counted over the real tokens
         order.append(torch.stack([rows[:, None].expand_as(position)[seen.valid], position[seen.valid]], dim=1))
-        if gates.n_broken == 0:
+        if gates.n_broken == 0 and transport_tokens:
             chosen = _of(sampled, batch, seen)
             _operators(residual, seen, directions[chosen], betas[chosen], chosen, gates, transports)
     effects = None
@@ -241,7 +242,7 @@ def _checks(model: Any, gates: Gates) -> Verification:
         )
     ]
     for name, words in _MEANINGS.items():
-        if gates.n_broken and name in ("operator form", "transport product"):
+        if name in ("operator form", "transport product") and (gates.n_broken or name not in gates.worst):
             continue  # not computed
         if name == "post-write" and not gates.erases:
             words = "k^T X' = k^T X + beta |k|^2 v^T (nothing is erased), relative to the longest of X, X' and v"
