@@ -5,20 +5,30 @@ from __future__ import annotations
 import html
 import math
 import re
+import unicodedata
 
 __all__ = ["clip", "fmt", "glyphs", "markup_safe", "one_line"]
 
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\ufeff]")
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\u2066-\u206f\ufeff]")
+_STYLED = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"  # how the emoji before it looks
 
 
 def glyphs(token: str) -> str:
-    """A token as one visible line: spaces, line ends and control characters get a sign of their own.
+    """A token as one visible line: spaces, line ends and control characters get a sign of their own, marks that would
+    stand on the sign before them a circle; a joiner inside an emoji stays. The maps do the same in the browser.
 
     >>> print(glyphs(" queen").encode("ascii", "backslashreplace").decode())
     \\xb7queen
     """
     line = token.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5")
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) or "\u2205"
+    line = _UNSEEN.sub(lambda found: found[0] if _joins(found) else f"\\u{ord(found[0]):04x}", line) or "\u2205"
+    return f"\u25cc{line}" if unicodedata.category(line[0]).startswith("M") else line
+
+
+def _joins(found: re.Match[str]) -> bool:
+    """Whether a character is the joiner between two parts of an emoji."""
+    before, after = found.string[: found.start()].rstrip(_STYLED)[-1:], found.string[found.end() : found.end() + 1]
+    return found[0] == "\u200d" and all(part and unicodedata.category(part) == "So" for part in (before, after))
 
 
 def one_line(text: str) -> str:

@@ -109,6 +109,11 @@ def test_a_terminal_without_unicode_gets_digits(monkeypatch: pytest.MonkeyPatch)
 def test_labels():
     assert glyphs(" a\n\t\x00\u202e") == "\u00b7a\u21b5\u21e5\\u0000\\u202e"
     assert glyphs("") == "\u2205"
+    family = "\U0001f468\U0001f3fd\u200d\U0001f469\u200d\U0001f467"
+    assert glyphs(family) == family
+    assert glyphs("a\u200db\u2066") == "a\\u200db\\u2066"
+    assert glyphs("\u0301") == "\u25cc\u0301"
+    assert glyphs("e\u0301") == "e\u0301"
     assert clip("abcdef", 4) == "abc\u2026"
     assert fmt(float("inf")) == "inf"
     assert fmt(0.000123456, 3) == "0.000123"
