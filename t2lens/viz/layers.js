@@ -51,7 +51,8 @@ Object.assign(View.prototype, {
   // why an answer is not there, in words
   waiting(kind, panel, want) {
     const failed = this.panels[panel].failed(kind, want);
-    return failed || (this.served ? "computing \u2026" : "not in this page");
+    if (failed || !this.served) return failed || "not in this page";
+    return this.player.timer ? "computed when playback stops" : "computing \u2026";
   },
 
   // ---- rollout: how much of the chosen node each earlier node feeds, over both axes
@@ -85,8 +86,7 @@ Object.assign(View.prototype, {
       pos = this.at(i);
     if (site === "embed") return "embed is written, not read: nothing feeds it.";
     if (!fed || !fed.numbers) {
-      const why = p.failed("rollout", { pos, site });
-      return why || (this.served ? `Rollout of ${site}@${pos}: computing \u2026` : `The rollout of ${site}@${pos} is not in this page.`);
+      return `Rollout of ${site}@${pos}: ${this.waiting("rollout", i, { pos, site })}`;
     }
     return [`How much of ${site}@${pos} passes through each earlier node.`, ...(fed.ends || [])].join(" ");
   },

@@ -68,7 +68,7 @@ class Panel {
     return (
       this.absent[key] ||
       (this.missing[key] || {})[this.rows[row]] ||
-      (this.grid[key] ? "" : this.failed("grid", { quantity: key }) || "not here yet")
+      (this.grid[key] ? "" : this.failed("grid", { quantity: key }) || (this.served ? "not here yet" : "not in this page"))
     );
   }
   // an answer about this panel, whose want has these parts

@@ -111,6 +111,7 @@ Object.assign(View.prototype, {
     this.pause();
     const { panel } = cell,
       from = { panel, pos: this.at(panel), site: this.site(panel) };
+    if (word === undefined && cell.pos === from.pos && cell.site === from.site) return;
     this.select(cell, "step", word === undefined ? [...this.trail, from] : [{ ...cell, word }]);
   },
   goBack() {
