@@ -1,0 +1,305 @@
+"""Charts beside the maps of depth routing: mass against effect, what weights follow, how far back reads look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t2lens.analysis.statistics import spearman
+from t2lens.viz.charts import wrap
+from t2lens.viz.colors import THEMES, ThemeName, shade
+from t2lens.viz.labels import fmt
+from t2lens.viz.routing import SIZE, text_at
+from t2lens.viz.svg import Plot, document, mark, round_ticks, say, text_width
+
+__all__ = ["Dots", "content_picture", "effect_limits", "effects_picture", "profile_picture"]
+
+LINE = 13  # pixels of a line of notes
+_LABELLED = 4  # routes named on each side
+_AGES = ("embedding", "newest write", "the one before", "all older")  # in words, the families of atoms
+_PARTS = {"site": "the same for all tokens", "token": "token", "position": "position", "rest": "context"}
+
+
+class Dots:
+    """Mass and effect of every route of a finding of `measure_effects`, for reads that have more than one.
+
+    x: mass (the mean size of a depth weight; of atoms the share of what is read); y: KL divergence without the route
+    or, where only the gradient was taken, the size of its estimate of the change of the loss. apart: by how many
+    ranks, as a share of all, mass is ahead of effect: near 1 is mass without effect.
+    """
+
+    def __init__(self, finding: Any) -> None:
+        data = finding.dataset
+        self.over = "source" if "source" in data.dims else "atom"
+        self.measured = "kl" in data
+        self.mass = "mass" if self.over == "source" else "share"
+        apart = data["disagreement"].values
+        at = np.argwhere(np.isfinite(apart))
+        names, reads = data[self.over].values, data["read"].values
+        self.routes = [(str(reads[i]), str(names[j])) for i, j in at]
+        self.apart = -apart[np.isfinite(apart)]  # ranks count from the largest
+        self.x = data[self.mass].values[np.isfinite(apart)]
+        y = data["kl" if self.measured else "gradient"].values[np.isfinite(apart)]
+        self.y = np.abs(y)
+        self.floor = float(data.attrs.get("floor_kl" if self.measured else "floor_gradient", 1e-6))
+        told = np.where(self.y < self.floor, 0.0, self.y)
+        self.rank = spearman(np.round(self.x, 6), told)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        x = "mean |depth weight|" if self.mass == "mass" else "mean share of the contribution"
+        y = "KL without the route, nats" if self.measured else "|gradient's estimate|, nats"
+        return x, y
+
+    def outliers(self) -> list[int]:
+        """The routes in which mass and effect disagree most, on both sides."""
+        order = np.argsort(self.apart)
+        ends = [*order[::-1][:_LABELLED], *order[:_LABELLED]]
+        return [int(i) for i in dict.fromkeys(ends) if abs(self.apart[i]) > 0.25]
+
+
+def effect_limits(dots: Sequence[Dots]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The ranges of both axes that several share."""
+    x = np.concatenate([each.x for each in dots] or [np.ones(1)])
+    y = np.concatenate([np.maximum(each.y, each.floor) for each in dots] or [np.ones(1)])
+    if not x.size:
+        return (0.0, 1.0), (1e-6, 1.0)
+    return (0.0, float(x.max()) * 1.06 or 1.0), (float(y.min()) / 1.4, max(float(y.max()) * 1.8, 1e-5))
+
+
+def effects_picture(
+    dots: Dots,
+    *,
+    theme: ThemeName = "light",
+    width: int = 560,
+    limits: tuple[tuple[float, float], tuple[float, float]] | None = None,
+    counted: str = "",
+    chosen: str = "",
+) -> str:
+    """Mass against effect as SVG; the effect is on a logarithmic axis. limits: of both axes. chosen: a site, whose
+    routes are ringed."""
+    look = THEMES[theme]
+    xlim, ylim = limits or effect_limits([dots])
+    warm, cool = look.series[1], look.series[0]
+    head = f"Spearman's rank correlation {fmt(dots.rank, 2)}, {len(dots.routes)} routes"
+    plot = Plot(
+        width, 300, xlim, ylim, title=head, xlabel=dots.words[0], ylabel=dots.words[1], log=True, left=62, theme=theme
+    )
+    plot.yticks()
+    plot.xticks(round_ticks(*xlim, log=False))
+    named = dots.outliers()
+    for i, (read, name) in enumerate(dots.routes):
+        x, y = plot.x(float(dots.x[i])), plot.y(max(float(dots.y[i]), dots.floor))
+        below = dots.y[i] < dots.floor
+        color = (warm if dots.apart[i] > 0 else cool) if i in named else look.mute
+        tip = [
+            f"{name} into {read}",
+            f"{dots.words[0]}: {fmt(float(dots.x[i]))}",
+            f"{dots.words[1]}: {fmt(float(dots.y[i]))}",
+        ]
+        tip += ["below the floor of rounding: no effect"] if below else []
+        site, way = _site(read)
+        ring = {"stroke": look.ink, "stroke_width": 1.2} if site == chosen else {}
+        node = {"site": site} | ({"way": way} if way else {})
+        plot.marks.append(
+            mark(
+                "circle",
+                "\n".join(tip),
+                node,
+                cx=x,
+                cy=y,
+                r=3.4 if i in named else 2.6,
+                fill=color,
+                fill_opacity=0.95 if i in named else 0.5,
+                **ring,
+            )
+        )
+    _name(plot, dots, named, warm, cool)
+    notes = [
+        "Named: where ranks by mass and by effect disagree most; mass without effect lies low at the right, effect "
+        f"without mass high at the left. {counted}".strip(),
+        ""
+        if dots.measured
+        else "The estimate is of first order: where a norm follows the read, the estimates of a read "
+        "cancel, and losing most of it is not seen. Measure to be sure.",
+    ]
+    return _with_notes("".join(plot.marks), width, 300, notes, "Mass against effect. " + head, theme)
+
+
+def _name(plot: Plot, dots: Dots, named: list[int], warm: str, cool: str) -> None:
+    """Labels beside their dots, moved up or down so that none lies on another."""
+    taken: list[tuple[float, float, float]] = []  # x0, x1, y
+    for i in sorted(named, key=lambda i: -dots.y[i]):
+        words = f"{dots.routes[i][1]} \u2192 {dots.routes[i][0]}"
+        wide = text_width(words, SIZE)
+        x, y = plot.x(float(dots.x[i])), plot.y(max(float(dots.y[i]), dots.floor)) + 3.5
+        left = x + 6 + wide > plot.left + plot.inner_w
+        x0 = x - 6 - wide if left else x + 6
+        while any(abs(y - other) < SIZE + 1 and x0 < b and a < x0 + wide for a, b, other in taken):
+            y += SIZE + 1
+        if y > plot.top + plot.inner_h - 2:
+            y = plot.top + plot.inner_h - 3
+            while any(abs(y - other) < SIZE + 1 and x0 < b and a < x0 + wide for a, b, other in taken):
+                y -= SIZE + 1
+        taken.append((x0, x0 + wide, y))
+        color = warm if dots.apart[i] > 0 else cool
+        plot.marks.append(
+            f'<text x="{x0:.1f}" y="{y:.1f}" font-size="{SIZE}" fill="{color}" stroke="{plot.look.paper}" '
+            f'stroke-width="3" stroke-linejoin="round" paint-order="stroke" pointer-events="none">{say(words)}</text>'
+        )
+
+
+def content_picture(
+    finding: Any, *, theme: ThemeName = "light", width: int = 560, chosen: str = "", counted: str = ""
+) -> str:
+    """What the weights of each read follow: bars of shares of their second moment, upwards in depth, with the label."""
+    look, data = THEMES[theme], finding.dataset
+    reads = [str(read) for read in data["read"].values]
+    shares, parts = data["share"].values, [str(part) for part in data["part"].values]
+    labels, moves = [str(label) for label in data["label"].values], data["variation"].values
+    fills = dict(zip(_PARTS, (look.mask, *look.series[:3]), strict=True))
+    left = max(text_width(read, SIZE, bold=True) for read in reads) + 10
+    right = text_width("content-driven", SIZE) + 14
+    bar = width - left - right - 4
+    ch, top = 16.0 if len(reads) <= 20 else 11.0, 6.0
+    out = []
+    ink = {"static": look.mute}
+    for k, read in enumerate(reads):
+        y, x = top + ch * (len(reads) - 1 - k), left
+        site, way = _site(read)
+        bold = ' font-weight="700"' if site == chosen else ""
+        out.append(
+            f'<text x="{left - 6:.1f}" y="{y + ch / 2 + 3.4:.1f}" text-anchor="end" font-size="{SIZE}" '
+            f'fill="{look.ink if bold else look.mute}"{bold}>{say(read)}</text>'
+        )
+        tip = [f"{read}: {labels[k]}", f"weights move by {moves[k]:.1%} of their rms between tokens"]
+        tip += [f"{_PARTS[part]}: {fmt(float(shares[k, m]), 3)}" for m, part in enumerate(parts)]
+        for m, part in enumerate(parts):
+            value = float(shares[k, m])
+            if np.isfinite(value) and value > 0:
+                wide = min(bar * value, left + bar - x)
+                node = {"site": site} | ({"way": way} if way else {})
+                out.append(
+                    mark("rect", "\n".join(tip), node, x=x, y=y + 1.5, width=wide, height=ch - 3, fill=fills[part])
+                )
+                x += wide
+        if not np.isfinite(shares[k]).any():
+            out.append(text_at(left, y + ch / 2 + 3.4, "no shares", look.mute))
+        out.append(
+            f'<text x="{left + bar + 8:.1f}" y="{y + ch / 2 + 3.4:.1f}" font-size="{SIZE}" '
+            f'fill="{ink.get(labels[k], look.ink)}">{say(labels[k])}</text>'
+        )
+    y = top + ch * len(reads)
+    for value in (0.0, 0.5, 1.0):
+        out.append(f'<path d="M{left + bar * value:.1f} {y:.1f}v3" stroke="{look.hair}"/>')
+        out.append(text_at(left + bar * value, y + 14, f"{value:g}", look.mute, "middle"))
+    y += 20
+    keys, y = _keys([(fills[part], _PARTS[part]) for part in _PARTS], 4.0, y, width, look.ink)
+    out.append(keys)
+    notes = [
+        "Shares of the weights' second moment around the mean of the read, adjusted for chance. Static: they move by "
+        "less than 1%. Key-driven: each follows its own source alone. Content-driven: what the reader holds decides too. "
+        f"{counted}"
+    ]
+    return _with_notes("".join(out), width, y, notes, "What the weights of each read follow.", theme)
+
+
+def profile_picture(finding: Any, *, theme: ThemeName = "light", width: int = 560, counted: str = "") -> str:
+    """Lines of a `depth_profile`: share by distance in depth, look-back by read, shares of families by read."""
+    look, data = THEMES[theme], finding.dataset
+    half = (width - 16) // 2
+    reader_colors = {"attn": look.series[1], "mlp": look.series[2], "local": look.series[3], "carried": look.series[6]}
+    readers = [str(each) for each in data["reader"].values]
+    distance = data["distance"].values.astype(float)
+    mean, interval = data["share_by_distance"].values, data["share_by_distance_interval"].values
+    top = float(np.nanmax(np.where(np.isfinite(interval[..., 1]), interval[..., 1], mean), initial=0.05))
+    far = Plot(half, 190, (0.5, distance[-1] + 0.5), (0, top * 1.08), title="Share by distance in depth", theme=theme,
+               xlabel="sublayers back (1: the newest write)")  # fmt: skip
+    far.yticks().xticks([1, *range(4, int(distance[-1]) + 1, 4)])
+    for k, reader in enumerate(readers):
+        color = reader_colors.get(reader, look.ink)
+        far.band(distance, interval[k, :, 0], interval[k, :, 1], color, 0.2).line(distance, mean[k], color)
+        _dots(far, distance, mean[k], color, [f"{reader} reads, {int(d)} back" for d in distance], [{}] * len(distance))
+    first = {str(site): i for i, site in reversed(list(enumerate(data["site"].values)))}
+    sites = sorted(first, key=first.__getitem__)
+    at, places = [first[site] for site in sites], np.arange(len(sites)) + 0.5
+    nodes = [{"site": site} for site in sites]
+    back, ends = data["lookback"].values[at], data["lookback_interval"].values[at]
+    high = float(np.nanmax(np.where(np.isfinite(ends[:, 1]), ends[:, 1], back), initial=1.0))
+    near = Plot(half, 190, (0, len(sites)), (0, high * 1.08), title="Mean look-back, in blocks", theme=theme, bottom=48)
+    near.yticks().band(places, ends[:, 0], ends[:, 1], look.series[0], 0.2).line(places, back, look.series[0])
+    _dots(near, places, back, look.series[0], [f"{site} looks back" for site in sites], nodes)
+    near.xticks(list(places), sites, turned=True)
+    share = data["family_share"].values[at]
+    families = [str(each) for each in data["family"].values]
+    ages = (look.series[0], *(shade("warm", part, theme) for part in (0.78, 0.5, 0.24)))
+    fills, words = dict(zip(families, ages, strict=True)), dict(zip(families, _AGES, strict=True))
+    bars = Plot(width, 190, (0, len(sites)), (0, 1), title="Shares of what is read, by age", theme=theme, bottom=48)
+    bars.yticks([0, 0.5, 1]).xticks(list(places), sites, turned=True)
+    for k, site in enumerate(sites):
+        base = 0.0
+        for m, family in enumerate(families):
+            value = float(share[k, m])
+            if np.isfinite(value) and value > 0:
+                x0, x1, y0, y1 = bars.x(k + 0.08), bars.x(k + 0.92), bars.y(base), bars.y(base + value)
+                tip = f"{site}: {words[family]} {fmt(value, 3)}"
+                bars.marks.append(
+                    mark("rect", tip, nodes[k], x=x0, y=y1, width=x1 - x0, height=max(y0 - y1, 0.1), fill=fills[family])
+                )
+                base += value
+    body = [f'<g transform="translate(0 4)">{"".join(far.marks)}</g>',
+            f'<g transform="translate({half + 16} 4)">{"".join(near.marks)}</g>']  # fmt: skip
+    named = {"attn": "attention", "mlp": "MLP", "out": "readout", "carried": "what is carried on"}
+    keys, y = _keys([(reader_colors.get(r, look.ink), named.get(r, r)) for r in readers], 46, 200, half, look.ink)
+    body.append(keys)
+    y = max(y, 206) + 8
+    body.append(f'<g transform="translate(0 {y})">{"".join(bars.marks)}</g>')
+    keys, y = _keys([(fills[f], words[f]) for f in families], 46, y + 194, width, look.ink)
+    body.append(keys)
+    several = any(str(way) for way in data["way"].values)
+    notes = [
+        f"Shares of the summed length of contributions. {counted}. The embedding is left out of the distances."
+        + (" Of several ways distances are means, and by read the first is shown." if several else "")
+        + (" Bands: 95% over sequences." if np.isfinite(interval).any() else "")
+    ]
+    return _with_notes("".join(body), width, y + 2, notes, "How far back in depth reads look.", theme)
+
+
+# --- pieces
+
+
+def _site(read: str) -> tuple[str, str]:
+    """(site, way) of the name of a read."""
+    parts = read.split(".")
+    return (".".join(parts[:2]), parts[2]) if len(parts) == 3 else (read, "")
+
+
+def _dots(plot: Plot, xs: Any, ys: Any, color: str, words: Sequence[str], nodes: Sequence[dict[str, str]]) -> None:
+    for x, y, said, node in zip(xs, ys, words, nodes, strict=True):
+        if np.isfinite(y):
+            tip = f"{said}: {fmt(float(y), 3)}"
+            plot.marks.append(mark("circle", tip, node, cx=plot.x(float(x)), cy=plot.y(float(y)), r=2.6, fill=color))
+
+
+def _keys(keys: Sequence[tuple[str, str]], x0: float, y: float, width: float, ink: str) -> tuple[str, float]:
+    """Colours with their words, wrapped, and the y below them."""
+    out, x = [], x0
+    for color, words in keys:
+        wide = text_width(words, SIZE) + 26
+        if x + wide > width and x > x0:
+            x, y = x0, y + 14
+        out.append(f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="8" height="8" fill="{color}"/>')
+        out.append(f'<text x="{x + 12:.1f}" y="{y + 8.6:.1f}" font-size="{SIZE}" fill="{ink}">{say(words)}</text>')
+        x += wide
+    return "".join(out), y + 14
+
+
+def _with_notes(body: str, width: int, y: float, notes: Sequence[str], about: str, theme: ThemeName) -> str:
+    lines = [line for note in notes for line in wrap(note, width - 8, SIZE)]
+    words = [
+        f'<text x="4" y="{y + 10 + LINE * i:.1f}" font-size="{SIZE}" fill="{THEMES[theme].mute}">{say(line)}</text>'
+        for i, line in enumerate(lines)
+    ]
+    return document(body + "".join(words), width, y + 14 + LINE * len(lines), f"{about} {' '.join(lines)}", theme)
