@@ -324,6 +324,24 @@ def test_effects_stand_beside_mass(show: Show) -> None:
     assert maps.page.get_by_role("button", name="measure effects").is_visible()
 
 
+def test_the_lens_and_the_followed_token_are_those_of_the_trace(show: Show) -> None:
+    one = t2lens.trace(t2lens.build(replace(BASE, residual=AttnRes()), seed=7), IDS, follow="next")
+    maps = show(maps_payload([one], cell=(0, 4, "1.attn")))
+    data = one.dataset.sel(read="1.attn").isel(pos=4)
+    lens = maps.table("A", "lens")
+    assert [row[0] for row in lens] == [
+        str(one.dataset["word"].values[k]) for k in data["lens_top"].values[: len(lens)]
+    ]
+    expected = np.exp(data["lens_top_logprob"].values[: len(lens)])
+    assert [float(row[1]) for row in lens] == pytest.approx(expected, abs=2e-5)
+    assert maps.heads("A", "follow")[0] == f"followed at out: {IDS[5]}"
+    shown = {name: float(value) for name, value in maps.table("A", "follow")}
+    assert shown["logit"] == pytest.approx(float(data["logit"]), rel=1e-3)
+    assert shown["of it from no atom"] == pytest.approx(float(data["logit_bias"]), rel=1e-3, abs=1e-6)
+    maps.click("grid-A", 7, 3)  # nothing follows the last token
+    assert maps.page.locator('[data-table="follow"]').count() == 0
+
+
 def test_a_long_prompt_comes_in_pieces(show: Show) -> None:
     one = trace(IDS * 32, seed=6)
     data, n = one.dataset, len(IDS) * 32
