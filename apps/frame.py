@@ -28,6 +28,7 @@ from t2lens.apps.state import (
     limit_prompt,
     parse_url,
 )
+from t2lens.apps.writing import go_on, grow
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
 
@@ -125,6 +126,7 @@ def run(page: Page) -> None:
         tell(notices)
         _draw(page, Frame(selection=_selection(), sides=(), first=first, tools=tools))
     else:
+        grow(state)
         controls(names)
         selection = _selection()
         cut = [notice for prompt in (selection.prompt, selection.prompt_b) for notice in limit_prompt(prompt)[1]]
@@ -134,6 +136,7 @@ def run(page: Page) -> None:
         else:
             _draw(page, Frame(selection=selection, sides=(), first=first, tools=tools))
     _write_url(page)
+    go_on(state)
 
 
 def _draw(page: Page, frame: Frame) -> None:

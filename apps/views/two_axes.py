@@ -10,6 +10,7 @@ import streamlit as st
 from t2lens.analysis.quantities import QUANTITIES, attention_of
 from t2lens.apps.components.maps import maps
 from t2lens.apps.frame import Frame, Page
+from t2lens.apps.generation import continue_prompt
 from t2lens.apps.header import tell
 from t2lens.apps.state import Cell, fit_cell, one_of, read_cell
 from t2lens.viz.payload import MODES, maps_payload
@@ -38,6 +39,7 @@ def two_axes(frame: Frame) -> None:
     notices += _fit_head(traces)
     tell([*notices, *(moved if frame.first else [])])  # after a new prompt, moving the node into it needs no word
     identity = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
+    continue_prompt(frame)
     maps(_payload(identity, traces), key="maps", on_change=_chosen)
 
 

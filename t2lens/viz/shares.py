@@ -145,7 +145,7 @@ def path_strips(finding: Any, *, title: str, width: int = 680, theme: ThemeName 
             f'<rect x="{width - numbers + 2}" y="{y + 22}" width="{72 * abs(value) / most:.1f}" height="3" '
             f'fill="{color}"/>'
         )
-        share = f"{value / whole:.0%}" if whole else ""
+        share = f"{value / whole:.0%}".replace("-", "\u2212") if whole else ""
         for words, at in zip((_signed(value), share, _signed(running)), columns.values(), strict=True):
             parts.append(_text(at, y + 16.5, words, look.ink, anchor="end"))
     y = top + row * len(paths) + 6
