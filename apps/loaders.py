@@ -21,15 +21,17 @@ from typing import Any
 import streamlit as st
 
 import t2lens
+from t2lens import analysis as analyses
 from t2lens.analysis.catalog import analysis
 from t2lens.analysis.under_edits import check_under_edits
 from t2lens.apps.memory import Memory
 from t2lens.apps.state import CLEAN, NO_MODEL
 from t2lens.edits import edited, read_edits
+from t2lens.readout import NEXT
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 from t2lens.zoo.text import sample_texts
 
-__all__ = ["Loaded", "add", "added", "analyse", "forget", "load", "model_names", "trace"]
+__all__ = ["Loaded", "add", "added", "address", "analyse", "forget", "load", "model_names", "trace"]
 
 _TRACES = Memory(limit=1.5e9, size=lambda trace: trace.dataset.nbytes)
 _FINDINGS = Memory(limit=0.3e9, size=lambda finding: finding.dataset.nbytes + 100 * len(finding.rows))
@@ -88,22 +90,27 @@ def added() -> list[str]:
     return list(_ADDED)
 
 
+def address(name: str) -> str:
+    """What `t2lens.load` takes for a model of `model_names`."""
+    return _ADDED.get(name, name)
+
+
 def load(name: str) -> Loaded:
     """A model of `model_names`; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
     return _load(name, _weights_hash(name))
 
 
-def trace(loaded: Loaded, prompt: str, edits: str = "") -> Any:
-    """The trace of a prompt, under edits in JSON where there are any. ValueError, TypeError or KeyError, one sentence
-    each, for edits that the model cannot do."""
+def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT) -> Any:
+    """The trace of a prompt, under edits in JSON where there are any, that follows a token (`t2lens.trace`). ValueError,
+    TypeError or KeyError, one sentence each, for edits that the model cannot do, and for what is no token of it."""
     edits = edits.strip()
 
     def run() -> Any:
         with loaded.twin() as model:
             name = f"{loaded.name}, edited" if edits else loaded.name
-            return t2lens.trace(model, prompt, name=name, edits=edits or ())
+            return t2lens.trace(model, prompt, name=name, edits=edits or (), follow=follow)
 
-    return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits), run)
+    return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits, follow), run)
 
 
 def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Any:
@@ -121,6 +128,16 @@ def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any],
 
     chosen = json.dumps(options, sort_keys=True)
     return _FINDINGS.get((loaded.name, loaded.weights_hash, key, given, chosen, edits), run)
+
+
+def edit_change(loaded: Loaded, prompt: str, edits: str, pos: int) -> Any:
+    """`t2lens.analysis.edit_change` of a prompt after position `pos`."""
+
+    def run() -> Any:
+        with loaded.twin() as model:
+            return analyses.edit_change(model, prompt, edits or (), pos=pos)
+
+    return _FINDINGS.get((loaded.name, loaded.weights_hash, "edit-change", prompt, pos, edits), run)
 
 
 def forget() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
+from t2lens.apps import loaders
+from t2lens.apps.components.picture import read_pick
+from t2lens.apps.export import analysis_code, export_menu, finding_downloads, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.header import tell
-from t2lens.apps.state import PROMPT_LIMIT, one_of, text
-from t2lens.viz.findings import cell, figure
+from t2lens.apps.show import show_finding
+from t2lens.apps.state import PROMPT_LIMIT, Cell, one_of, text
 
 __all__ = ["ANALYSES_PAGE"]
 
@@ -26,17 +30,37 @@ RUN_ON = {"8 bundled passages": 8, "all 32 bundled passages": 32, "the prompt": 
 
 def analyses(frame: Frame) -> None:
     entry, options, passages = _controls()
-    places = st.columns(len(frame.sides), gap="large")
-    for side, place in zip(frame.sides, places, strict=True):
-        with place:
-            st.markdown(f"**{side.letter}** {side.name}")
-            try:
-                with st.spinner("Running ...", show_time=True):
-                    finding = side.analyse(entry.key, options, passages=passages)
-            except Refusal as error:  # what this model cannot give, the other one may
-                tell([str(error)])
-                continue
-            _show(finding, entry, side, options, passages)
+    made = []
+    for side in frame.sides:
+        try:
+            with st.spinner("Running ...", show_time=True):
+                made.append((side, side.analyse(entry.key, options, passages=passages)))
+        except Refusal as error:  # what this model cannot give, the other one may
+            tell([str(error)])
+    if not made:
+        return
+    sides, findings = zip(*made, strict=True)
+    names = [side.name for side in sides]
+    show_finding(*findings, key=f"finding-{entry.key}", names=names, on_pick=_picked)
+    code = "\n\n".join(_code(side, entry, options, passages) for side in sides)
+    with frame.tools:
+        own = stem(entry.key, *(side.loaded.name for side in sides))
+        files = finding_downloads(findings, names, stem=own, code=code, look=theme())
+        export_menu(files, code=code, key="export")
+
+
+def _picked(key: str) -> None:
+    """A click in a picture chooses the node that the mark stands for."""
+    state, pick = st.session_state, read_pick(st.session_state[key].get("pick"))
+    if pick is not None:
+        cell = state["cell"] or Cell(panel=0, pos=0, site="out")
+        state["cell"] = replace(cell, pos=pick.get("pos", cell.pos), site=pick.get("site", cell.site))
+
+
+def _code(side: Side, entry: Analysis, options: dict[str, Any], passages: int) -> str:
+    return analysis_code(
+        entry, loaders.address(side.loaded.name), side.prompt, options, passages=passages, edits=side.edits
+    )
 
 
 def _controls() -> tuple[Analysis, dict[str, Any], int]:
@@ -89,36 +113,6 @@ def _widget(column: Any, option: Option, entry: Analysis, asked: Any) -> Any:
         return column.number_input(label, value=number, help=option.help, key=key, format="%g")
     said = value if isinstance(value, str) else ""
     return column.text_input(label, value=said, max_chars=PROMPT_LIMIT, help=option.help, key=key)
-
-
-def _show(finding: Any, entry: Analysis, side: Side, options: dict[str, Any], passages: int) -> None:
-    verdict = "" if finding.passed is None else ": passed" if finding.passed else ": FAILED"
-    with st.container(key=f"finding-{side.letter}"):
-        st.text(finding.title + verdict)
-    for j in range(len(finding.charts)):
-        drawn = figure(finding, j)
-        st.plotly_chart(drawn, key=f"chart-{side.letter}-{j}", theme=None, config={"displaylogo": False})
-    columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
-    st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420), key=f"table-{side.letter}")
-    for note in finding.notes:
-        st.text(f"\u2013 {note}")
-    module, function = entry.function.split(":")
-    asked = f"sample_texts({passages})" if passages else repr(side.prompt)
-    more = "\nfrom t2lens.zoo.text import sample_texts" if passages else ""
-    chosen = "".join(f", {key}={value!r}" for key, value in options.items())
-    with st.expander("In Python and as data"):
-        st.code(
-            f"import t2lens\nfrom {module} import {function}{more}\n\n"
-            f"finding = {function}(t2lens.load({side.loaded.name!r}), {asked}{chosen})\nfinding.dataset",
-            language="python",
-        )
-        name = f"{entry.key}-{side.loaded.name}.json"
-        st.download_button("All numbers (JSON)", finding.to_json(), name, "application/json", key=f"json-{side.letter}")
-
-
-def _plain(value: Any) -> Any:
-    """An entry of the table: numbers stay numbers, so that a column sorts."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else cell(value)
 
 
 ANALYSES_PAGE = Page(

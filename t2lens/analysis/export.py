@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COLUMNS", "plain_dataset", "plain_number", "to_csv", "to_json"]
+__all__ = ["COLUMNS", "finding_csv", "plain_dataset", "plain_number", "to_csv", "to_json"]
 
 AXES = ("read", "write", "atom", "source", "layer", "head", "query", "key", "pos", "k")
 COLUMNS = ("trace", "model", "variable", *AXES, "token", "value")
@@ -61,6 +61,36 @@ def _lines(trace: Any) -> Iterator[list[str]]:
         order = [columns.get(column, blank) for column in (*AXES, "token", "value")]
         for row in zip(*order, strict=True):
             yield [str(name), *row]
+
+
+def finding_csv(finding: Any) -> bytes:
+    """UTF-8 CSV of every number of a finding, one a line: variable, the axes of all variables, words that stand beside
+    an axis (tokens), unit, value. Axes that a variable lacks are empty; what has no value has no line."""
+    data = finding.dataset
+    axes = list(dict.fromkeys(str(dim) for variable in data.data_vars.values() for dim in variable.dims))
+    words = [str(name) for name, c in data.coords.items() if c.ndim == 1 and str(name) not in axes]
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(["variable", *axes, *words, "unit", "value"])
+    for name, variable in data.data_vars.items():
+        values = variable.values
+        floating = values.dtype.kind == "f"
+        where = np.nonzero(~np.isnan(values)) if floating else tuple(np.indices(values.shape).reshape(values.ndim, -1))
+        blank = [""] * (len(where[0]) if where else 1)
+        columns: dict[str, Any] = {}
+        for dim, index in zip(variable.dims, where, strict=True):
+            labels = data[dim].values.astype(str) if dim in data.coords else np.arange(data.sizes[dim]).astype(str)
+            columns[str(dim)] = labels[index]
+            columns |= {word: data[word].values.astype(str)[index] for word in words if data[word].dims == (dim,)}
+        if values.ndim:
+            chosen = values[where]
+        else:
+            chosen = values.reshape(1) if not floating or not np.isnan(values) else values.reshape(1)[:0]
+        order = [columns.get(column, blank) for column in (*axes, *words)]
+        unit = variable.attrs.get("unit", "")
+        for row in zip(*order, [unit] * len(chosen), chosen.astype(str), strict=False):
+            writer.writerow([str(name), *row])
+    return out.getvalue().encode()
 
 
 def to_json(traces: Sequence[Any]) -> bytes:

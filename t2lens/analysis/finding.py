@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from t2lens.analysis.export import plain_dataset, plain_number
+from t2lens.analysis.export import finding_csv, plain_dataset, plain_number
 
 __all__ = ["Chart", "Finding", "load_finding", "read_finding"]
 
@@ -94,6 +94,10 @@ class Finding:
             **plain_dataset(self.dataset),
         }
         return json.dumps(plain, allow_nan=False, default=_scalar).encode()
+
+    def to_csv(self) -> bytes:
+        """Every number, one a line (`t2lens.analysis.export.finding_csv`)."""
+        return finding_csv(self)
 
     def plot(self, chart: int = 0) -> Any:
         """A plotly figure of one of the charts. IndexError where there is no such chart."""

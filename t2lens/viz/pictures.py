@@ -18,7 +18,7 @@ from t2lens.viz.colors import ThemeName
 from t2lens.viz.series import Series, series
 from t2lens.viz.svg import document
 
-__all__ = ["no_difference", "pair", "picture"]
+__all__ = ["no_difference", "pair", "picture", "picture_of"]
 
 Range = tuple[float, float]
 
@@ -61,31 +61,56 @@ def pair(
     names: Sequence[str] = ("", ""),
     *,
     difference: bool = False,
+    shared: bool = True,
     theme: ThemeName = "light",
     width: int = 1120,
 ) -> str:
     """The same chart of two findings side by side on one shared scale; `difference` adds B - A on a scale of its own.
 
-    names: what A and B are, for their titles. ValueError where the two do not share what is drawn, or what is
-    subtracted.
+    names: what A and B are, for their titles. shared False: each on a scale of its own. ValueError where the two have
+    no common scale, or nothing can be subtracted.
     """
     a, b = (series(each, chart) for each in findings)
-    if (a.kind, a.label) != (b.kind, b.label):
+    if shared and (a.kind, a.label) != (b.kind, b.label):
         raise ValueError(f"A draws {a.label} ({a.kind}) and B draws {b.label} ({b.kind}): they have no common scale.")
-    ranges, sides = [limits_of(a), limits_of(b)], [_spread(a), _spread(b)]
+    shown = [a, b, *([_subtract(a, b)] if difference else [])]
+    look = Look(theme=theme, width=(width - 20 * (len(shown) - 1)) // len(shown))
+    if shared:
+        sides = [_spread(a), _spread(b)]
+        look = replace(look, limits=_union([limits_of(a), limits_of(b)]), across=_union(sides) if all(sides) else None)
     known = list(dict.fromkeys([*a.names, *b.names]))
     colors = dict(zip(known, palette(known, theme, a.by), strict=True))
-    shown = [a, b, *([_subtract(a, b)] if difference else [])]
-    each = (width - 20 * (len(shown) - 1)) // len(shown)
-    look = Look(theme=theme, width=each, limits=_union(ranges), across=_union(sides) if all(sides) else None)
     drawings = []
     for i, made in enumerate(shown):
         own = replace(look, palette=tuple(colors[name] for name in made.names))
-        head = made.title if i == 2 else f"{'AB'[i]}  {names[i]}: {made.title}" if names[i] else made.title
-        notes = ["B \u2212 A, on a scale of its own."] if i == 2 else _counted(findings[i])
-        own = replace(own, limits=None, across=None) if i == 2 else own
-        drawings.append(draw(made, own, title=f"B \u2212 A: {head}" if i == 2 else head, notes=notes))
-    return _beside(drawings, each + 20, theme)
+        if i == 2:
+            own, title = replace(own, limits=None, across=None), f"B \u2212 A: {made.title}"
+            notes = ["B \u2212 A has a scale of its own, centred at 0."]
+        else:
+            title, notes = f"{'AB'[i]}{' ' if names[i] else ''}{names[i]}: {made.title}", _counted(findings[i])
+        drawings.append(draw(made, own, title=title, notes=notes))
+    return _beside(drawings, look.width + 20, theme)
+
+
+def picture_of(
+    findings: Sequence[Any],
+    chart: int = 0,
+    names: Sequence[str] = ("", ""),
+    *,
+    difference: bool = False,
+    theme: ThemeName = "light",
+    width: int = 560,
+) -> str:
+    """A chart of one finding, or of two beside each other: on one scale where they have one, with B - A where asked for
+    and where it has a meaning. width: of each picture."""
+    if len(findings) == 1 or not all(chart < len(each.charts) for each in findings):
+        return picture(next(each for each in findings if chart < len(each.charts)), chart, theme=theme, width=width)
+    more = difference and not no_difference(findings[0], findings[1], chart)
+    look: dict[str, Any] = {"difference": more, "theme": theme, "width": width * 2 + 20}
+    try:
+        return pair(findings, chart, names, **look)
+    except ValueError:
+        return pair(findings, chart, names, shared=False, **{**look, "difference": False})
 
 
 def no_difference(a: Any, b: Any, chart: int = 0) -> str:
