@@ -170,3 +170,5 @@ def test_narrow_pages_do_not_overflow(show: Callable[..., Maps]) -> None:
     for width in (1024, 700):
         maps = show(maps_payload([trace(residual=AttnRes()), trace(residual=DeepDelta())]), width=width)
         assert not maps.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        maps.page.get_by_label("panels").select_option("difference")
+        assert not maps.page.evaluate("document.documentElement.scrollWidth > innerWidth")
