@@ -9,6 +9,7 @@ from t2lens.cli import audit as audit
 from t2lens.cli import capture as capture
 from t2lens.cli import models as models
 from t2lens.cli import run as run
+from t2lens.cli import stores as stores
 from t2lens.cli import trace as trace
 from t2lens.cli.root import app as app
 from t2lens.cli.root import main as main

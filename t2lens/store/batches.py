@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from t2lens.store.wants import POSITIONS
+
 if TYPE_CHECKING:
     from t2lens.store.reader import Store, Stored
 
-__all__ = ["POSITIONS", "Batches", "row_axis"]
+__all__ = ["Batches", "row_axis"]
 
-POSITIONS = ("pos", "query_pos")
 _BUFFER = 256 * 2**20  # bytes that are mixed by default
 _PIECES = 8  # that a full buffer holds at least
 _LABELS = ("token", "sequence", "pos", "document")

@@ -7,9 +7,11 @@ ray        actors of a Ray cluster (`ray_workers`)
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,15 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from t2lens.files import hold
 from t2lens.store.worker import run_shards
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
+    from t2lens.store.reader import Store
 
-__all__ = ["DEATHS", "LAUNCHERS", "ModelSource", "launch", "rank_and_world", "started_by_others"]
+__all__ = ["DEATHS", "LAUNCHERS", "ModelSource", "StoreSource", "launch", "once", "rank_and_world", "started_by_others"]
 
 LAUNCHERS = ("local", "torchrun", "ray")
 DEATHS = 10  # of workers, one after the other without a shard in between, and the run is given up
+_TOGETHER = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")  # who was started
 _RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
@@ -44,6 +49,51 @@ class ModelSource:
         cuda = self.device == "cuda"
         device = f"cuda:{local_rank % max(1, torch.cuda.device_count())}" if cuda else self.device
         return load(self.name, device=device, **self.options)
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """The same of a store, where statistics are counted over one: the folder of its run."""
+
+    name: str
+
+    def load(self, _local_rank: int = 0) -> Store:
+        from t2lens.store.reader import Store
+
+        return Store(self.name)
+
+
+def once(out: Path, asked: Sequence[Any], source: Path, world: int, make: Callable[[], Path]) -> Path:
+    """What `make` gives: the folder of a run in `out`. Of processes that were started together and ask for the same,
+    one makes it (the tokenising of a corpus), while the others wait and take it.
+
+    They meet at a file, as they know of nothing else that all see; the last of `world` removes it. Where the file
+    system has no locks, each makes it.
+
+    Args:
+        asked: everything that decides what is made, apart from the content of `source`, a file or folder.
+    """
+    if world == 1:
+        return make()
+    out.mkdir(parents=True, exist_ok=True)
+    files = sorted(source.rglob("*")) if source.is_dir() else [source] if source.exists() else []
+    seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    together = {name: os.environ.get(name, "") for name in _TOGETHER}
+    key = hashlib.sha256(json.dumps([together, seen, list(asked)], default=str).encode()).hexdigest()[:16]
+    meeting = out / f".new.{key}.tmp"
+    with meeting.open("a+b") as file:
+        hold(file.fileno())
+        file.seek(0)
+        name, _, others = file.read().decode().partition(" ")
+        n = int(others or 0) + 1
+        run = out / name
+        if not name or not (run / "plan.json").is_file():
+            run = make()
+        file.truncate(0)
+        file.write(f"{run.name} {n}".encode())
+        if n == world:
+            meeting.unlink(missing_ok=True)
+    return run
 
 
 def started_by_others() -> bool:
@@ -67,13 +117,18 @@ def rank_and_world() -> tuple[int, int, int]:
 
 
 def launch(
-    run: str | Path, launcher: str, source: ModelSource, *, workers: int = 1, model: Transformer | None = None
+    run: str | Path,
+    launcher: str,
+    source: ModelSource | StoreSource,
+    *,
+    workers: int = 1,
+    model: Transformer | Store | None = None,
 ) -> Iterator[int]:
     """Make the shards of a run that have no record yet; yields each once it is committed (under torchrun: its own).
 
     Args:
-        launcher: one of `LAUNCHERS`. source: where workers get the model. workers: processes or actors.
-        model: the model of the source, where it is loaded already.
+        launcher: one of `LAUNCHERS`. source: where workers get the model (or the store that is counted over).
+        workers: processes or actors. model: what the source loads, where it is loaded already.
 
     Raises:
         ValueError, OSError: as `make_shards`, whichever worker met it. RuntimeError: workers die again and again.
@@ -94,7 +149,7 @@ def launch(
     raise ValueError(f"There is no launcher {launcher!r}; there are {', '.join(LAUNCHERS)}.")
 
 
-def _local(run: Path, source: ModelSource, workers: int) -> Iterator[int]:
+def _local(run: Path, source: ModelSource | StoreSource, workers: int) -> Iterator[int]:
     """Processes that tell, each through a pipe of its own, which shards they have made."""
     context, deaths = multiprocessing.get_context("spawn"), 0
 
@@ -133,7 +188,7 @@ def _local(run: Path, source: ModelSource, workers: int) -> Iterator[int]:
             process.join()
 
 
-def _serve(run: Path, source: ModelSource, rank: int, world: int, pipe: Connection, parent: int) -> None:
+def _serve(run: Path, source: ModelSource | StoreSource, rank: int, world: int, pipe: Connection, parent: int) -> None:
     try:
         for shard in run_shards(source.load(rank), run, rank=rank, world=world):
             pipe.send(shard)

@@ -4,6 +4,8 @@
     RUN/tokens.npy            [sequence, pos] uint32, documents packed one after the other, BOS in front of each
     RUN/documents.npy         [document, 2] uint64: first token and number of tokens, counted over all sequences
     RUN/vocabulary.json       the string of every token id; only where the model has a tokenizer
+    RUN/metadata.jsonl, .npy  what else is known of every document; only where there is anything
+    RUN/directions.safetensors          what reducers project onto; only where there are such
     RUN/shards/000042.safetensors       every captured tensor of its sequences, [sequence, pos, ...]
     RUN/shards/000042.json    the record of that shard, written last: without it the shard is not there
 
@@ -15,24 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from t2lens.analysis.progress import progress
-from t2lens.files import hold, sync_folder, write_file
-from t2lens.store.documents import TOKEN_ID_FILES, documents, token_ids
-from t2lens.store.memory import capture_size
-from t2lens.store.wants import Want, read_wants
+from t2lens.store.wants import Want
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -46,12 +39,10 @@ __all__ = [
     "Plan",
     "fingerprint",
     "in_words",
-    "make_run",
     "parse_plan",
     "read_plan",
     "sha256_of",
     "tensor_about",
-    "token_rows",
 ]
 
 FORMAT = "t2lens store 1"
@@ -63,6 +54,7 @@ DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
     "float64": torch.float64,
 }
+_HISTOGRAM = 8 * 2048  # bytes of the histogram of a column, about
 SAFETENSORS = {  # what safetensors calls the dtypes that a shard may hold
     torch.float64: "F64",
     torch.float32: "F32",
@@ -73,25 +65,33 @@ SAFETENSORS = {  # what safetensors calls the dtypes that a shard may hold
     torch.int64: "I64",
     torch.int32: "I32",
 }
-# The files beside the plan, by the entry of Plan.tokens that holds their SHA-256.
-BESIDE = {"sha256": "tokens.npy", "documents": "documents.npy", "tokenizer": "vocabulary.json"}
-_SHARD_BYTES = 256 * 2**20
+# The files beside the plan, if they are there.
+BESIDE = (
+    "tokens.npy",
+    "documents.npy",
+    "vocabulary.json",
+    "metadata.jsonl",
+    "metadata.npy",
+    "directions.safetensors",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that decides the bytes of a run, and the name that the model was loaded by.
 
-    model: name and fingerprint (SHA-256 over config and weights). tokens: SHA-256 of tokens.npy, of documents.npy and
-    of vocabulary.json ("" without a tokenizer). what: wants, as they were resolved in the model. dtype: of floating
-    point tensors. batch_size, threads, device ("cpu", "cuda"): of a pass (others would round differently). tensors:
-    key -> shape (of one sequence), dtype, and for readers: axes (a word for each), meaning and unit; where they are
-    known, read (the name of the read that it belongs to) and labels: word of an axis -> what its entries are (the names
-    of the sources; the positions, where not all were kept).
+    model: name and fingerprint (SHA-256 over config and weights). files: SHA-256 of each file beside the plan
+    (`BESIDE`), of those there are. what: wants, as they were resolved in the model. dtype: of floating point tensors.
+    batch_size, threads, device ("cpu", "cuda"): of a pass (others would round differently). tensors: key -> shape (of
+    one sequence), dtype, and for readers: axes (a word for each), meaning and unit; where they are known, read (the
+    name of the read that it belongs to) and labels: word of an axis -> what its entries are (the names of the sources;
+    the positions, where not all were kept). metadata: names of what is known of documents. statistics: None, or in
+    place of tensors their statistics are kept (`t2lens.store.tallies`): by_token (whether it counts by token), n_vocab,
+    and store, the name of the run that they are of ("": the model runs).
     """
 
     model: dict[str, str]
-    tokens: dict[str, str]
+    files: dict[str, str]
     n_sequences: int
     n_pos: int
     n_documents: int
@@ -102,6 +102,8 @@ class Plan:
     batch_size: int
     threads: int
     device: str = "cpu"
+    metadata: tuple[str, ...] = ()
+    statistics: dict[str, Any] | None = None
     format: str = FORMAT
 
     def to_json(self) -> bytes:
@@ -124,7 +126,24 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> float:
-        return self.bytes_per_sequence / self.n_pos
+        return self.n_bytes / (self.n_sequences * self.n_pos)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all shards together (statistics: at most), without the headers of the files."""
+        last = self.n_shards - 1
+        return last * self.bytes_of(0) + self.bytes_of(last)
+
+    def bytes_of(self, shard: int) -> int:
+        """Of what a shard holds (statistics: at most), without the header of the file."""
+        n = len(self.rows(shard))
+        if self.statistics is None:
+            return n * self.bytes_per_sequence
+        columns = sum(math.prod(of["shape"]) // self.n_pos for of in self.tensors.values())
+        groups = 1 + self.n_pos
+        if self.statistics["by_token"]:
+            groups += min(self.statistics["n_vocab"], n * self.n_pos)
+        return columns * (16 * groups + _HISTOGRAM) + 12 * n * self.n_pos
 
     def rows(self, shard: int) -> range:
         """The sequences of a shard."""
@@ -157,7 +176,8 @@ def parse_plan(data: bytes, where: str) -> Plan:
     try:
         plain = json.loads(data)
         found = plain.get("format")
-        plan = Plan(**{**plain, "what": tuple(plain["what"])}) if found == FORMAT else None
+        lists = {name: tuple(plain[name]) for name in ("what", "metadata")}
+        plan = Plan(**{**plain, **lists}) if found == FORMAT else None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{where} is damaged ({error}).") from None
     if plan is None:
@@ -174,177 +194,16 @@ def fingerprint(model: Transformer) -> str:
     return total.hexdigest()
 
 
-def make_run(
-    model: Transformer,
-    source: str | Path | Sequence[str],
-    out: str | Path,
-    what: str | Sequence[str],
-    *,
-    field: str = "text",
-    n_pos: int | None = None,
-    dtype: str | None = None,
-    directions: Mapping[str, torch.Tensor] | None = None,
-    batch_size: int = 8,
-    sequences_per_shard: int | None = None,
-    threads: int = 1,
-    name: str | None = None,
-) -> Path:
-    """Tokenise and pack a corpus, and write the folder of a run with its plan. The same inputs give the same folder,
-    which is then found, not written again.
-
-    Args:
-        source: as in `documents`, an .npy file of token ids, or a list of texts.
-        out: folder in which the run's folder is made.
-        n_pos: tokens per sequence, the context by default; what does not fill the last sequence is left out.
-        sequences_per_shard: default: as many as make a shard of some 256 MB.
-
-    Raises:
-        ValueError: bad input (one sentence, nothing is left behind), or not one full sequence.
-    """
-    n_pos = model.cfg.n_ctx if n_pos is None else n_pos
-    if not 1 <= n_pos <= model.cfg.n_ctx:
-        raise ValueError(f"n_pos must lie in 1..{model.cfg.n_ctx} (the context), not {n_pos}.")
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-    if min(batch_size, threads) < 1 or (sequences_per_shard is not None and sequences_per_shard < 1):
-        raise ValueError("batch_size, sequences_per_shard and threads must be at least 1.")
-    if directions:
-        raise ValueError("A run on disk takes no directions: capture the tensor, or project it in memory (capture).")
-    wants = read_wants(model, what)
-    cast = None if dtype is None else DTYPES[dtype]
-    size = capture_size(model, [want.key for want in wants], 1, n_pos, dtype=cast)
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=out, prefix=".new.", suffix=".tmp"))
-    handle = os.open(folder, os.O_RDONLY) if os.name != "nt" else None
-    try:
-        if handle is not None:
-            hold(handle)
-        n_sequences, n_documents = _pack(model, source, field, n_pos, folder)
-        tensors = {
-            key: {"shape": list(shape[1:]), "dtype": str(size.dtypes[key])[6:]} for key, shape in size.shapes.items()
-        }
-        for want in wants:
-            for key in (want.key, f"{want.key}|index"):
-                if key in tensors:
-                    tensors[key] |= tensor_about(model, want, n_pos)
-        vocabulary = _vocabulary(model)
-        if vocabulary:
-            write_file(folder / "vocabulary.json", vocabulary)
-        plan = Plan(
-            model={"name": name or getattr(model, "name", None) or "", "sha256": fingerprint(model)},
-            tokens={key: sha256_of(folder / name) if (folder / name).is_file() else "" for key, name in BESIDE.items()},
-            n_sequences=n_sequences,
-            n_pos=n_pos,
-            n_documents=n_documents,
-            what=tuple(want.key for want in wants),
-            dtype=dtype,
-            tensors=tensors,
-            sequences_per_shard=sequences_per_shard or max(1, min(n_sequences, _SHARD_BYTES // max(size.n_bytes, 1))),
-            batch_size=batch_size,
-            threads=threads,
-            device=model.W_E.device.type,
-        )
-        write_file(folder / "plan.json", plan.to_json())
-        (folder / "shards").mkdir()
-        folder.chmod(0o755)
-        run = out / plan.name
-        try:
-            folder.rename(run)
-            sync_folder(out)
-        except OSError:  # it is there already
-            if not run.is_dir():
-                raise
-            _put_back(folder, run)
-        return run
-    finally:
-        if handle is not None:
-            os.close(handle)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _put_back(folder: Path, run: Path) -> None:
-    """Replace what is missing or damaged in the folder of a run, shards apart, by what was made of the same inputs."""
-    for name in (*BESIDE.values(), "plan.json"):
-        new, old = folder / name, run / name
-        if new.is_file() and (not old.is_file() or sha256_of(old) != sha256_of(new)):
-            new.replace(old)
-    sync_folder(run)
-
-
-def _pack(model: Transformer, source: Any, field: str, n_pos: int, folder: Path) -> tuple[int, int]:
-    """Write tokens.npy and documents.npy: (full sequences, documents that begin in them). Neither is ever in memory."""
-    total = n_documents = 0
-    tokens_file, documents_file = folder / "tokens.npy", folder / "documents.npy"
-    with tokens_file.open("wb") as tokens, documents_file.open("wb") as starts:
-        for file in (tokens, starts):
-            file.write(bytes(_NPY_HEADER))
-        for ids in progress(token_rows(model, source, field), "tokenising"):
-            starts.write(np.array([total, len(ids)], dtype=np.uint64).data)
-            tokens.write(np.ascontiguousarray(ids, dtype=np.uint32).data)
-            total += len(ids)
-            n_documents += 1
-    n = total // n_pos
-    if not n:
-        raise ValueError(f"The corpus has {total} tokens; at least one sequence of {n_pos} is needed (n_pos).")
-    begins = np.memmap(documents_file, np.uint64, "r", _NPY_HEADER, (n_documents, 2))[:, 0]
-    n_documents = int(np.searchsorted(begins, n * n_pos))
-    del begins
-    _finish_npy(tokens_file, np.dtype(np.uint32), (n, n_pos))
-    _finish_npy(documents_file, np.dtype(np.uint64), (n_documents, 2))
-    return n, n_documents
-
-
-_NPY_HEADER = 128  # bytes: version 1.0, padded with spaces
-
-
-def _finish_npy(file: Path, dtype: np.dtype, shape: tuple[int, int]) -> None:
-    """Write the header of an .npy file whose numbers are there, and cut off what is beyond its shape."""
-    words = repr({"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": shape}).encode()
-    with file.open("rb+") as data:
-        data.write(b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little"))
-        data.write(words.ljust(_NPY_HEADER - 11) + b"\n")
-        data.truncate(_NPY_HEADER + math.prod(shape) * dtype.itemsize)
-        os.fsync(data.fileno())
-
-
-def token_rows(model: Transformer, source: Any, field: str) -> Iterator[Any]:
-    """Token ids of one document after the other, BOS in front of each where the tokenizer has one."""
-    if isinstance(source, str | Path) and Path(source).suffix in TOKEN_ID_FILES:
-        ids = token_ids(source)
-        parts = np.array_split(ids.reshape(-1), max(1, ids.size // 2**20))
-        wrong = [i for part in parts for i in (int(part.min()), int(part.max())) if not 0 <= i < model.cfg.d_vocab]
-        if wrong:
-            raise ValueError(
-                f"{source} holds the token id {wrong[0]}, outside the vocabulary 0..{model.cfg.d_vocab - 1} of this "
-                "model; it was made with another tokenizer."
-            )
-        yield from ids if ids.ndim == 2 else ids[None]
-        return
-    if model.tokenizer is None:
-        raise ValueError("This model has no tokenizer, so it takes an .npy file of token ids, not text.")
-    bos = [] if model.tokenizer.bos_id is None else [model.tokenizer.bos_id]
-    for text in documents(source, field) if isinstance(source, str | Path) else source:
-        yield [*bos, *model.tokenizer.encode(text)]
-
-
 def sha256_of(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _vocabulary(model: Transformer) -> bytes:
-    """The string of every token, as JSON; nothing without a tokenizer."""
-    if model.tokenizer is None:
-        return b""
-    return json.dumps([model.tokenizer.str_token(i) for i in range(model.cfg.d_vocab)]).encode()
-
-
 def tensor_about(model: Transformer, want: Want, n_pos: int) -> dict[str, Any]:
     """What a reader needs to know of a tensor besides its shape; see `Plan`."""
     point = model.hook_dict[want.hook]
-    about: dict[str, Any] = {"axes": list(want.axes(point.shape.split())[1:]), "meaning": point.meaning}
-    about["unit"] = point.unit
+    about: dict[str, Any] = {"axes": list(want.axes(point.shape.split())[1:])}
+    about |= {"meaning": want.meaning(point.meaning), "unit": want.unit(point.unit)}
     labels: dict[str, list[Any]] = {}
     read = _read_of(model, want.hook)
     if read is not None:

@@ -5,6 +5,7 @@ Safe to read from many threads; a copy that a forked or spawned process gets ope
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -145,6 +146,13 @@ class Files:
             block = bytearray(min(_BLOCK, size - start))
             self.read_into([(name, start, memoryview(block))])
             yield block
+
+    def sha256(self, name: str, size: int) -> str:
+        """Of a file of `size` bytes. Raises as `blocks`."""
+        total = hashlib.sha256()
+        for block in self.blocks(name, size):
+            total.update(block)
+        return total.hexdigest()
 
     def close(self) -> None:
         """Close what is open; a later read opens it again."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from t2lens.store.launch import DEATHS, ModelSource
+from t2lens.store.launch import DEATHS, ModelSource, StoreSource
 from t2lens.store.plan import read_plan
 from t2lens.store.worker import make_shards, missing
 
@@ -24,7 +24,7 @@ _AT_ONCE = 4  # shards of a call: the next runs while the last is written
 
 
 class _Actor:
-    def __init__(self, run: Path, source: ModelSource) -> None:
+    def __init__(self, run: Path, source: ModelSource | StoreSource) -> None:
         self.run, self.source, self.model = run, source, None
 
     def load(self) -> list[int]:
@@ -37,7 +37,7 @@ class _Actor:
         return list(make_shards(self.model, self.run, shards))
 
 
-def run_on_ray(run: Path, source: ModelSource, workers: int) -> Iterator[int]:
+def run_on_ray(run: Path, source: ModelSource | StoreSource, workers: int) -> Iterator[int]:
     """Make the missing shards of a run on the cluster that Ray finds (RAY_ADDRESS, or a new one on this machine).
 
     Raises:

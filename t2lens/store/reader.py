@@ -16,7 +16,7 @@ from torch import Tensor
 
 from t2lens.store.plan import SAFETENSORS, Plan, parse_plan, read_plan
 from t2lens.store.ranges import Files
-from t2lens.store.worker import committed
+from t2lens.store.worker import committed, record_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,10 +41,11 @@ class Store(Mapping[str, "Stored"]):
             Without, only what tells at no cost is compared: sizes, and every header with the plan.
 
     Attributes:
-        plan: the `Plan` of the run. missing: shards that are not finished. "tokens" is a key too: [sequence, pos] ids.
+        path: as it was given. plan: the `Plan` of the run. missing: shards that are not finished. "tokens" is a key
+            too: [sequence, pos] ids.
 
     Raises:
-        ValueError: no run there, another format, or no shard that is finished.
+        ValueError: no run there, another format, one of statistics, or no shard that is finished.
 
     Example:
         >>> import tempfile, t2lens
@@ -58,9 +59,11 @@ class Store(Mapping[str, "Stored"]):
     """
 
     def __init__(self, path: str | Path, *, verify: bool = False) -> None:
-        self._files = Files(str(path))
+        self.path, self._files = str(path), Files(str(path))
         self._verify = verify
         self.plan: Plan = read_plan(path) if self._files.local else parse_plan(_plan_of(self._files), str(path))
+        if self.plan.statistics is not None:
+            raise ValueError(f"The run {path} holds statistics; t2lens store stats shows them (read_statistics).")
         self._records = dict(_committed(self._files, self.plan))
         self.missing = tuple(shard for shard in range(self.plan.n_shards) if shard not in self._records)
         if not self._records:
@@ -125,7 +128,7 @@ class Store(Mapping[str, "Stored"]):
     @cached_property
     def vocabulary(self) -> list[str] | None:
         """The string of every token id; None where the model had no tokenizer."""
-        wanted = self.plan.tokens["tokenizer"]
+        wanted = self.plan.files.get("vocabulary.json")
         if not wanted:
             return None
         try:
@@ -135,6 +138,35 @@ class Store(Mapping[str, "Stored"]):
         if hashlib.sha256(data).hexdigest() != wanted:
             raise ValueError(f"{self._files.root}/vocabulary.json is not there or damaged: it is not that of the plan.")
         return json.loads(data)
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """[document, 2]: first byte and number of bytes of what is known of it, in metadata.jsonl."""
+        return np.load(io.BytesIO(self._files.read("metadata.npy")), allow_pickle=False)
+
+    def metadata(self, documents: Any = _ALL) -> Any:
+        """What is known of documents besides their text: the other fields of their rows (`plan.metadata` names all).
+
+        Args:
+            documents: a number (gives a dictionary), or a slice or numbers (gives a list of them; default: all).
+
+        Raises IndexError: no such document. ValueError: the file is gone or damaged.
+
+        Example: `store.metadata(store.document_of(3, 17))["author"]`
+        """
+        n = self.plan.n_documents
+        one = np.ndim(documents) == 0 and not isinstance(documents, slice)
+        which = np.atleast_1d(np.arange(n)[documents] if not isinstance(documents, list) else _picked(n, documents))
+        if not self.plan.metadata:
+            found: list[dict[str, Any]] = [{} for _ in which]
+        else:
+            parts = [(int(start), bytearray(int(size))) for start, size in self._places[which].tolist()]
+            self.fill([("metadata.jsonl", start, memoryview(part)) for start, part in parts])
+            try:
+                found = [json.loads(part) for _, part in parts]
+            except ValueError:
+                raise ValueError(f"{self.path}/metadata.jsonl is damaged; t2lens store check says more.") from None
+        return found[0] if one else found
 
     def token_strings(self, tokens: Any) -> np.ndarray:
         """The strings of token ids, in an array of the same shape (ids as text where there is no vocabulary)."""
@@ -174,7 +206,7 @@ class Store(Mapping[str, "Stored"]):
 
     def _layout(self, shard: int) -> dict[str, int]:
         name, size = _file(shard), self._records[shard]["bytes"]
-        if self._verify and self._digest(shard) != self._records[shard]["sha256"]:
+        if self._verify and self._files.sha256(name, size) != self._records[shard]["sha256"]:
             raise ValueError(f"{name} is damaged: its SHA-256 is not that of its record; t2lens store check says more.")
         length = int.from_bytes(self.read_at(name, 0, 8), "little")
         plain = self.read_at(name, 8, min(length, size - 8)) if 0 < length <= size - 8 else b""
@@ -220,26 +252,13 @@ class Store(Mapping[str, "Stored"]):
             )
         return shard
 
-    def _digest(self, shard: int) -> str:
-        total = hashlib.sha256()
-        for block in self._files.blocks(_file(shard), self._records[shard]["bytes"]):
-            total.update(block)
-        return total.hexdigest()
-
     def check(self) -> list[str]:
-        """A sentence for each shard that is not whole: its record, size and SHA-256 are compared with the file."""
-        faults = [f"shard {shard} is not there" for shard in self.missing]
-        for shard, record in self._records.items():
-            try:
-                whole = self._digest(shard) == record["sha256"]
-            except FileNotFoundError:
-                faults.append(f"shard {shard} has a record and no file")
-                continue
-            except EOFError:
-                whole = False
-            if not whole:
-                faults.append(f"shard {shard} is damaged: its SHA-256 is not that of its record")
-        return faults
+        """A sentence for each shard that is not whole now: its record, size and SHA-256 are compared with the file. (Of
+        a folder of this machine `t2lens.store.examine` says more.)"""
+        from t2lens.store.upkeep import shard_fault
+
+        faults = (shard_fault(self._files, self.plan, shard) for shard in range(self.plan.n_shards))
+        return [fault.sentence for fault in faults if fault is not None]
 
     def close(self) -> None:
         """Close the files that slices were read from; a later read opens them again."""
@@ -373,7 +392,7 @@ def _committed(files: Files, plan: Plan) -> Iterator[tuple[int, dict[str, Any]]]
         found = {shard: committed(Path(files.root), shard) for shard in range(plan.n_shards)}
     else:
         names = {_file(shard, "json"): shard for shard in range(plan.n_shards)}
-        found = {names[name]: _record(data) for name, data in files.read_all(list(names)).items()}
+        found = {names[name]: record_of(data) for name, data in files.read_all(list(names)).items()}
     for shard, record in found.items():
         if record is None or not {"bytes", "sha256"} <= record.keys():
             continue
@@ -384,9 +403,6 @@ def _committed(files: Files, plan: Plan) -> Iterator[tuple[int, dict[str, Any]]]
         yield shard, record
 
 
-def _record(data: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(data)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+def _picked(n: int, which: list[int]) -> np.ndarray:
+    """An empty list too."""
+    return np.arange(n)[np.asarray(which, dtype=None if which else np.int64)]

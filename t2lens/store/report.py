@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,12 +26,13 @@ _NAMES = {"weight": "depth weights", "norm": "lengths of reads", "other": "gates
 
 def report(
     seen: Tally,
-    source: Transformer | Store,
+    source: Transformer | Store | Sequence[str] | None,
     *,
     n_tokens: int = 20,
     positions: Literal["each", "octaves"] = "each",
 ) -> Finding:
-    """A Finding of a tally; source: the model or the store, for the strings of tokens. See `statistics`.
+    """A Finding of a tally; source: for the strings of tokens, the model, the store, the vocabulary or None. See
+    `statistics`.
 
     positions: "octaves" puts positions 0, 1, 2-3, 4-7, ... together in place of one column for each, and the coordinate
     pos holds these words.
@@ -48,9 +49,11 @@ def report(
     return out.finding(_strings(source, frequent))
 
 
-def _strings(source: Transformer | Store, ids: np.ndarray) -> list[str]:
+def _strings(source: Transformer | Store | Sequence[str] | None, ids: np.ndarray) -> list[str]:
     if isinstance(source, Store):
         return source.token_strings(ids).tolist()
+    if source is None or isinstance(source, Sequence):
+        return [str(i) if source is None else str(source[i]) for i in ids]
     return [str(i) if source.tokenizer is None else source.tokenizer.str_token(int(i)) for i in ids]
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from t2lens.analysis.inputs import read_batch
 from t2lens.analysis.progress import progress
-from t2lens.store.batches import POSITIONS, row_axis
-from t2lens.store.memory import capture_size, last_layer, taking
-from t2lens.store.plan import fingerprint, tensor_about, token_rows
+from t2lens.store.memory import last_layer, taking
+from t2lens.store.packing import describe, token_rows
+from t2lens.store.plan import fingerprint
 from t2lens.store.reader import Store
 from t2lens.store.report import report
-from t2lens.store.tally import MOST, Part, Tally
+from t2lens.store.tally import Tally, add_pass, parts_of
 from t2lens.store.wants import read_wants
 
 if TYPE_CHECKING:
@@ -114,19 +114,10 @@ def tally(
 
 
 def _of_store(store: Store, what: str | Sequence[str] | None, by_token: bool, rank: int, world: int) -> Tally:
-    from t2lens.hooks import resolve_names
+    from t2lens.store.tallies import store_keys
 
-    n_pos = store.plan.n_pos
-    if what is None:
-        keys = [key for key in store if row_axis(store[key], n_pos) and not key.endswith("|index")]
-        keys = [key for key in keys if store[key].dtype.is_floating_point]
-        keys = [key for key in keys if np.prod(store[key].shape[1:], dtype=np.int64) // n_pos <= MOST]
-    else:
-        names = [what] if isinstance(what, str) else what
-        keys = list(dict.fromkeys(key for name in names for key in resolve_names(name, list(store))))
-    if not keys:
-        raise ValueError("Nothing in this store has a number, or few, per token; name keys (what).")
-    parts = tuple(Part.of(key, store.about(key), row_axis(store[key], n_pos)) for key in keys)
+    n_pos, keys = store.plan.n_pos, store_keys(store, what)
+    parts = tuple(part for part, _ in parts_of({key: store.about(key) for key in keys}, n_pos))
     n_vocab = len(store.vocabulary or ()) or 1 + max(int(store["tokens"][int(i)].max()) for i in store.sequences)
     seen = Tally(parts, n_pos, n_vocab, model=store.plan.model["sha256"], by_token=by_token)
     size = max(1, 2**24 // max(1, 8 * sum(len(part.names) for part in parts)))
@@ -148,29 +139,16 @@ def _of_model(
 ) -> Tally:
     wants = read_wants(model, what)
     n = min(model.cfg.n_ctx, 256)
-    size = capture_size(model, [want.key for want in wants], 1, n)
-    parts, axes = [], {}
-    for want in wants:
-        about = tensor_about(model, want, n)
-        if not set(about["axes"]) & set(POSITIONS) or "key_pos" in about["axes"] or "pos" in about.get("labels", {}):
-            raise ValueError(
-                f"{want.key} ({', '.join(about['axes'])}) has no row of fixed size for every token; use reducers "
-                "(mean:AXIS, top:K) that leave one."
-            )
-        axes[want.key] = next(i for i, word in enumerate(about["axes"], 1) if word in POSITIONS)
-        about["shape"] = list(size.shapes[want.key][1:])
-        parts.append(Part.of(want.key, about, axes[want.key]))
-    n_ctx, n_vocab = model.cfg.n_ctx, model.cfg.d_vocab
-    seen = Tally(tuple(parts), n_ctx, n_vocab, model=fingerprint(model), by_token=by_token)
+    tensors = describe(model, wants, n)
+    found = parts_of({want.key: tensors[want.key] for want in wants}, n)
+    parts, axes = tuple(part for part, _ in found), {part.key: axis for part, axis in found}
+    seen = Tally(parts, model.cfg.n_ctx, model.cfg.d_vocab, model=fingerprint(model), by_token=by_token)
     stop = last_layer(wants)
     with taking(model, wants) as tap:
         for tokens, mask in progress(islice(groups, rank, None, world), "Running the model"):
             model(tokens, mask, stop_at_layer=stop)
-            taken = tap.pop()
             valid = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-            rows = {key: taken[key].movedim(axis, 1)[valid] for key, axis in axes.items()}
-            seen.add(rows, tokens[valid], (valid.cumsum(dim=1) - 1)[valid])
-            seen.n_sequences += int(valid.any(dim=1).sum())
+            add_pass(seen, tap.pop(), axes, tokens, valid)
     if not seen.n:
         raise ValueError("There is no text to make statistics of.")
     return seen
@@ -207,7 +185,7 @@ def _packed(model: Transformer, corpus: Path, field: str, batch_size: int) -> It
     """The documents of a corpus one after the other, cut into sequences of the context; the last one is padded."""
     n, held = batch_size * model.cfg.n_ctx, np.zeros(0, np.int64)
     device = model.W_E.device
-    for ids in token_rows(model, corpus, field):
+    for ids, _ in token_rows(model, corpus, field):
         held = np.concatenate([held, np.asarray(ids, np.int64)])
         while len(held) >= n:
             yield torch.from_numpy(held[:n]).view(batch_size, -1).to(device), None

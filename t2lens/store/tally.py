@@ -12,8 +12,9 @@ from torch import Tensor
 
 from t2lens.analysis.variance import Design, Explained
 from t2lens.store.moments import Histogram, Moments
+from t2lens.store.wants import POSITIONS
 
-__all__ = ["MOST", "Part", "Tally"]
+__all__ = ["MOST", "Part", "Tally", "add_pass", "parts_of"]
 
 MOST = 4096  # numbers per token of one tensor
 
@@ -50,6 +51,22 @@ class Part:
         plain = all(size == 1 for _, size in words)
         names = ["" if plain else f"[{','.join(map(str, entry))}]" for entry in product(*own)]
         return cls(key, about, tuple(names))
+
+
+def parts_of(tensors: Mapping[str, Mapping[str, Any]], n_pos: int) -> list[tuple[Part, int]]:
+    """Of tensors as a plan describes them, with n_pos positions: each part, and the axis of its positions (the sequence
+    is axis 0). ValueError for a tensor without a row of fixed size for every position."""
+    found = []
+    for key, about in tensors.items():
+        words = list(about["axes"])
+        axis = next((i for i, word in enumerate(words, 1) if word in POSITIONS), 0)
+        if not axis or "key_pos" in words or "pos" in about.get("labels", {}) or about["shape"][axis - 1] != n_pos:
+            raise ValueError(
+                f"{key} ({', '.join(words)}) has no row of fixed size for every token; use reducers (mean:AXIS, top:K) "
+                "that leave one."
+            )
+        found.append((Part.of(key, about, axis), axis))
+    return found
 
 
 class Tally:
@@ -133,3 +150,11 @@ class Tally:
             key: design.of_sums(mean[own], self.total.m2[0, own], tokens[:, own], places[:, own])
             for key, own in self.columns.items()
         }
+
+
+def add_pass(seen: Tally, taken: Mapping[str, Tensor], axes: Mapping[str, int], tokens: Tensor, valid: Tensor) -> None:
+    """Count sequences: the tensors of each key [B, ...], with their axis of positions, of tokens [B, T]; `valid` [B, T]
+    is False where there is padding, which is not counted and no position."""
+    rows = {key: taken[key].movedim(axis, 1)[valid] for key, axis in axes.items()}
+    seen.add(rows, tokens[valid], (valid.cumsum(dim=1) - 1)[valid])
+    seen.n_sequences += int(valid.any(dim=1).sum())

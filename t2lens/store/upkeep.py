@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from t2lens.files import is_held
 from t2lens.store.plan import BESIDE, Plan, read_plan, sha256_of
-from t2lens.store.worker import committed, shard_file
+from t2lens.store.ranges import Files
+from t2lens.store.worker import record_of, shard_file
 
-__all__ = ["Health", "examine", "repair_run"]
+__all__ = ["Fault", "Health", "examine", "repair_run", "shard_fault"]
 
 _SHARD = re.compile(r"(\d{6,})\.(json|safetensors)")
 _LEFTOVER = re.compile(r"\.(\d{6,}\.(json|safetensors)|plan\.json|vocabulary\.json)\.\w+\.tmp")
@@ -52,15 +52,21 @@ def examine(run: str | Path) -> Iterator[Health]:
     run = Path(run)
     plan = read_plan(run)
     state = Health(plan.n_shards)
-    for key, name in BESIDE.items():
-        if plan.tokens[key] and not (run / name).is_file():
+    for name, wanted in plan.files.items():
+        if not (run / name).is_file():
             state.damaged.append(f"{name} is missing; the same capture, given the corpus again, puts it back")
-        elif plan.tokens[key] and sha256_of(run / name) != plan.tokens[key]:
+        elif sha256_of(run / name) != wanted:
             state.damaged.append(f"{name} is damaged; the same capture, given the corpus again, puts it back")
     _sort_out(run, plan, state)
     yield state
     for shard in range(plan.n_shards):
-        _examine_shard(run, plan, shard, state)
+        fault = shard_fault(Files(str(run)), plan, shard)
+        if fault is not None and fault.kind == "missing":
+            state.missing.append(shard)
+        elif fault is not None:
+            state.damaged.append(fault.sentence)
+            if fault.kind == "damaged":
+                state.records.append(shard_file(run, shard, "json"))
         yield state
 
 
@@ -83,7 +89,7 @@ def repair_run(run: str | Path) -> list[str]:
 
 def _sort_out(run: Path, plan: Plan, state: Health) -> None:
     """Leftovers and files that are not ours."""
-    known = {"plan.json", *BESIDE.values(), "shards"}
+    known = {"plan.json", *BESIDE, "shards"}
     beside = [path for path in run.parent.iterdir() if _NEW_RUN.fullmatch(path.name)]
     inside = [path for path in run.iterdir() if path.name not in known]
     shards = list((run / "shards").iterdir()) if (run / "shards").is_dir() else []
@@ -96,28 +102,31 @@ def _sort_out(run: Path, plan: Plan, state: Health) -> None:
             state.foreign.append(path)
 
 
-def _examine_shard(run: Path, plan: Plan, shard: int, state: Health) -> None:
-    record, file = shard_file(run, shard, "json"), shard_file(run, shard)
-    if not record.is_file():
-        state.missing.append(shard)
-        return
-    about = _read(record)
-    if about.get("plan", plan.name) != plan.name:
-        state.damaged.append(f"shard {shard} belongs to another run ({about['plan']}); move it away")
-    elif not about:
-        state.damaged.append(f"the record of shard {shard} is damaged")
-        state.records.append(record)
-    elif not file.is_file():
-        state.damaged.append(f"shard {shard} has a record and no file")
-        state.records.append(record)
-    elif committed(run, shard) is None or sha256_of(file) != about.get("sha256"):
-        state.damaged.append(f"shard {shard} is damaged: its SHA-256 is not that of its record")
-        state.records.append(record)
+@dataclass(frozen=True)
+class Fault:
+    """Of a shard. kind: "missing" (it was never finished), "foreign" (another run's) or "damaged"."""
+
+    kind: Literal["missing", "foreign", "damaged"]
+    sentence: str
 
 
-def _read(record: Path) -> dict[str, Any]:
+def shard_fault(files: Files, plan: Plan, shard: int) -> Fault | None:
+    """What is wrong with a shard, here or behind a URL: its record is compared with the plan, and its file with the
+    record, byte by byte. None: it is whole."""
+    record, file = f"shards/{shard:06d}.json", f"shards/{shard:06d}.safetensors"
+    data = files.read_all([record]).get(record)
+    if data is None:
+        return Fault("missing", f"shard {shard} is not there")
+    about = record_of(data)
+    if about is None or not isinstance(about.get("bytes"), int):
+        return Fault("damaged", f"the record of shard {shard} is damaged")
+    if about.get("plan") != plan.name:
+        return Fault("foreign", f"shard {shard} belongs to another run ({about.get('plan')}); move it away")
     try:
-        about = json.loads(record.read_bytes())
-    except (ValueError, OSError):
-        return {}
-    return about if isinstance(about, dict) else {}
+        longer = files.local and (Path(files.root) / file).stat().st_size != about["bytes"]
+        whole = not longer and files.sha256(file, about["bytes"]) == about.get("sha256")
+    except FileNotFoundError:
+        return Fault("damaged", f"shard {shard} has a record and no file")
+    except EOFError:
+        whole = False
+    return None if whole else Fault("damaged", f"shard {shard} is damaged: its SHA-256 is not that of its record")

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,9 +66,9 @@ def to_xarray(store: Store, keys: str | Sequence[str] | None = None, sequences: 
 
     Nothing is read before values are asked for, and then only what they need: `view[key].isel(sequence=7,
     pos=slice(100, 116)).values` is one small range of bytes. Depth weights are over `source`, by name, NaN where a read
-    has no such source. Coordinates: sequence, pos, and over both token (text), token_id and document. Tensors narrower
-    than float16 are float32. Where two tensors have the same axis in different sizes, or a choice of positions, the
-    axis is called "pos of KEY".
+    has no such source. Coordinates: sequence, pos, and over both token (text), token_id, document and, for each NAME
+    that is known of documents (`store.plan.metadata`), document.NAME. Tensors narrower than float16 are float32. Where
+    two tensors have the same axis in different sizes, or a choice of positions, the axis is called "pos of KEY".
 
     Args:
         keys: of the store; default: all. sequences: a slice, numbers, or a mask; default: those that are there.
@@ -150,6 +151,16 @@ def _labels(store: Store) -> Iterator[tuple[str, Any, Callable[[list[int], int, 
         np.int64,
         lambda rows, start, stop: store.document_of(np.asarray(rows)[:, None], np.arange(start, stop)),
     )
+    for name in store.plan.metadata:
+        yield f"document.{name}", object, partial(_known, store, name)
+
+
+def _known(store: Store, name: str, rows: list[int], start: int, stop: int) -> np.ndarray:
+    """What is known of the document of every token, under this name; None where nothing is."""
+    which, places = np.unique(store.document_of(np.asarray(rows)[:, None], np.arange(start, stop)), return_inverse=True)
+    values = np.empty(len(which), object)
+    values[:] = [more.get(name) for more in store.metadata(which)]
+    return values[places].reshape(len(rows), stop - start)
 
 
 def _numpy(x: Tensor) -> np.ndarray:
@@ -174,7 +185,8 @@ def export(
 
     A row is a token, with columns sequence, pos, document, token_id and token; or a sequence, with sequence, document,
     token_id and token as lists. Beside them a column per key: a number, or lists of a fixed length. Floats narrower
-    than 32 bits become 32 bits wide.
+    than 32 bits become 32 bits wide. Where rows are tokens, what is known of documents is there as well, as text under
+    document.NAME (what is no text, as JSON).
 
     Args:
         keys: default: all that rows can be made of. chosen: `sequences` or `documents`, as in `store.batches`.
@@ -212,9 +224,19 @@ def _table(store: Store, keys: Sequence[str], batch: dict[str, Tensor]) -> Any:
     if batch["token"].ndim > 1:
         strings = pyarrow.FixedSizeListArray.from_arrays(strings, batch["token"].shape[1])
     columns["token"] = strings
+    if batch["document"].ndim == 1 and store.plan.metadata:
+        which, places = np.unique(batch["document"].numpy(), return_inverse=True)
+        known = store.metadata(which)
+        for name in store.plan.metadata:
+            words = [_words(more.get(name)) for more in known]
+            columns[f"document.{name}"] = pyarrow.array([words[i] for i in places], pyarrow.string())
     for key in keys:
         columns[key] = _column(batch[key])
     return pyarrow.table(columns)
+
+
+def _words(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _column(x: Tensor) -> Any:

@@ -26,7 +26,7 @@ from t2lens.hooks import HookPoint, resolve_names
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["ROLES", "Want", "read_wants"]
+__all__ = ["POSITIONS", "ROLES", "Want", "read_wants"]
 
 ROLES = {
     "depth weights": "the system's own weights of every read over its sources",
@@ -55,6 +55,23 @@ class Want:
             words = _after(reducer, words)
         return tuple(words)
 
+    def meaning(self, of: str) -> str:
+        """What is kept, in words; `of`: what the tensor is."""
+        for reducer in self.reducers:
+            kind, _, argument = reducer.partition(":")
+            words = {
+                "mean": f"mean over {argument} of ",
+                "norm": "Euclidean length of ",
+                "top": f"the {argument} largest of ",
+                "project": f"inner products with the directions {argument!r} of ",
+            }
+            of = words.get(kind, "") + of
+        return of
+
+    def unit(self, of: str) -> str:
+        """`of`: that of the tensor. Directions bring one of their own, which nobody knows."""
+        return "" if any(reducer.startswith("project:") for reducer in self.reducers) else of
+
     def take(self, tensor: Tensor, words: Sequence[str], directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """{key: what is kept} of the tensor that passes, whose axes are called `words`."""
         kept, axes, index = tensor.detach(), tuple(words), None
@@ -70,9 +87,15 @@ class Want:
                 index = index.int()  # half the bytes
             elif kind == "pos":
                 start, stop = (int(part) if part else None for part in argument.split(":"))
-                kept = kept[tuple(slice(start, stop) if word in _POSITIONS else slice(None) for word in axes)]
+                kept = kept[tuple(slice(start, stop) if word in POSITIONS else slice(None) for word in axes)]
             else:
-                kept = kept @ directions[argument].to(kept).T
+                onto = directions[argument]
+                if onto.shape[1] != kept.shape[-1]:
+                    raise ValueError(
+                        f"The directions {argument!r} have {onto.shape[1]} numbers each, and {self.hook} has "
+                        f"{kept.shape[-1]} along {axes[-1]}."
+                    )
+                kept = kept @ onto.to(kept).T
             axes = _after(reducer, axes)
         return {self.key: kept} if index is None else {self.key: kept, f"{self.key}|index": index}
 
@@ -87,7 +110,7 @@ def _after(reducer: str, axes: Sequence[str]) -> tuple[str, ...]:
     return tuple(axes)
 
 
-_POSITIONS = ("pos", "query_pos")
+POSITIONS = ("pos", "query_pos")
 
 
 def read_wants(
@@ -176,7 +199,7 @@ def _check(want: Want, point: HookPoint, directions: Mapping[str, Tensor]) -> No
             ends = argument.split(":")
             if len(ends) != 2 or not all(not e or e.lstrip("-").isdigit() for e in ends):
                 raise ValueError(f"{about} must be pos:START:STOP, as pos:0:16 or pos:-8:.")
-            if not set(axes) & set(_POSITIONS):
+            if not set(axes) & set(POSITIONS):
                 raise ValueError(f"{about} needs an axis of positions; its axes are {', '.join(axes)}.")
         elif kind == "project":
             if argument not in directions:

@@ -11,7 +11,7 @@ import json
 import queue
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,25 @@ from torch import Tensor
 
 from t2lens.files import write_file, write_parts
 from t2lens.store.memory import last_layer, taking
-from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, in_words, make_run, read_plan, sha256_of
+from t2lens.store.packing import make_run, read_directions
+from t2lens.store.plan import DTYPES, SAFETENSORS, Plan, fingerprint, in_words, read_plan, sha256_of
 from t2lens.store.wants import Want, read_wants
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
+    from t2lens.store.reader import Store
 
-__all__ = ["check_room", "collect", "committed", "make_shards", "missing", "run_shards", "shard_file"]
+__all__ = [
+    "check_room",
+    "collect",
+    "committed",
+    "directions_of",
+    "make_shards",
+    "missing",
+    "record_of",
+    "run_shards",
+    "shard_file",
+]
 
 _PIECE = 2**24  # bytes that are hashed and written at a time
 
@@ -64,11 +76,20 @@ def shard_file(run: Path, shard: int, suffix: str = "safetensors") -> Path:
 def committed(run: Path, shard: int) -> dict[str, Any] | None:
     """The record of a shard, or None where it is not there (or damaged, and so must be made again)."""
     try:
-        record = json.loads(shard_file(run, shard, "json").read_bytes())
+        record = record_of(shard_file(run, shard, "json").read_bytes())
         size = shard_file(run, shard).stat().st_size
-    except (OSError, ValueError):
+    except OSError:
         return None
-    return record if isinstance(record, dict) and record.get("bytes") == size else None
+    return record if record is not None and record.get("bytes") == size else None
+
+
+def record_of(data: bytes) -> dict[str, Any] | None:
+    """What the record of a shard says, or None where it is damaged."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def missing(run: str | Path) -> list[int]:
@@ -79,7 +100,7 @@ def missing(run: str | Path) -> list[int]:
 def check_room(run: str | Path) -> None:
     """OSError, with the numbers, when what a run still has to write does not fit on its disk."""
     plan, run = read_plan(run), Path(run)
-    need = sum(len(plan.rows(shard)) for shard in missing(run)) * plan.bytes_per_sequence
+    need = sum(map(plan.bytes_of, missing(run)))
     free = shutil.disk_usage(run).free
     if need > free:
         raise OSError(
@@ -89,7 +110,7 @@ def check_room(run: str | Path) -> None:
         )
 
 
-def run_shards(model: Transformer, run: str | Path, *, rank: int = 0, world: int = 1) -> Iterator[int]:
+def run_shards(model: Transformer | Store, run: str | Path, *, rank: int = 0, world: int = 1) -> Iterator[int]:
     """Make the shards rank, rank + world, ... of a run that have no record yet; yields each once it is committed.
 
     Raises as `make_shards`.
@@ -99,8 +120,10 @@ def run_shards(model: Transformer, run: str | Path, *, rank: int = 0, world: int
     return make_shards(model, run, range(rank, read_plan(run).n_shards, world))
 
 
-def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> Iterator[int]:
+def make_shards(model: Transformer | Store, run: str | Path, shards: Iterable[int]) -> Iterator[int]:
     """Make those of `shards` that have no record yet; yields each once it is committed.
+
+    model: that of the plan; of a run that counts over a store, the store.
 
     Raises:
         ValueError: the model is not the one of the plan, the tokens are damaged, or a shard of another run lies here.
@@ -108,17 +131,16 @@ def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> I
     """
     run = Path(run)
     plan = read_plan(run)
-    tokens = _check(model, run, plan)
+    make = _maker(model, run, plan)
     (run / "shards").mkdir(exist_ok=True)
-    before, wants = torch.get_num_threads(), read_wants(model, plan.what)
+    before = torch.get_num_threads()
     with _Writer(run, plan) as writer:
         for shard in shards:
             record = committed(run, shard)
             if record is None:
-                rows = plan.rows(shard)
                 torch.set_num_threads(plan.threads)
                 try:
-                    writer.put(shard, _forward(model, plan, wants, np.asarray(tokens[rows.start : rows.stop])))
+                    writer.put(shard, make(shard))
                 finally:
                     torch.set_num_threads(before)
             elif record.get("plan") != plan.name:
@@ -127,6 +149,50 @@ def make_shards(model: Transformer, run: str | Path, shards: Iterable[int]) -> I
                 )
             yield from writer.finished()
     yield from writer.finished()
+
+
+def _maker(model: Transformer | Store, run: Path, plan: Plan) -> Callable[[int], dict[str, Tensor]]:
+    """What makes the tensors of a shard; ValueError where the model or the store is not the one of the plan."""
+    from t2lens.store.reader import Store
+
+    if isinstance(model, Store):
+        of = None if plan.statistics is None else plan.statistics["store"]
+        if of != model.plan.name:
+            raise ValueError(f"The run {run.name} does not count over the store {model.plan.name}; make a new run.")
+        tokens = None
+    elif plan.statistics is not None and plan.statistics["store"]:
+        raise ValueError(f"The run {run.name} counts over the store {plan.statistics['store']}: give that, no model.")
+    else:
+        tokens = _check(model, run, plan)
+    if plan.statistics is not None:
+        from t2lens.store.tallies import tally_maker
+
+        return tally_maker(model, run, plan, tokens)
+    assert tokens is not None and not isinstance(model, Store)
+    directions = directions_of(run, plan)
+    wants = read_wants(model, plan.what, directions)
+
+    def make(shard: int) -> dict[str, Tensor]:
+        rows = plan.rows(shard)
+        return _forward(model, plan, wants, directions, np.asarray(tokens[rows.start : rows.stop]))
+
+    return make
+
+
+def directions_of(run: Path, plan: Plan) -> dict[str, Tensor]:
+    """What reducers of a run project onto. ValueError where the file is not that of the plan."""
+    name = "directions.safetensors"
+    if name not in plan.files:
+        return {}
+    _check_file(run, plan, name)
+    return read_directions(run / name)
+
+
+def _check_file(run: Path, plan: Plan, name: str) -> None:
+    file = run / name
+    if not file.is_file() or sha256_of(file) != plan.files[name]:
+        fault = "damaged" if file.is_file() else "missing"
+        raise ValueError(f"{file} is {fault}; the same capture, given the corpus again, puts it back.")
 
 
 def _check(model: Transformer, run: Path, plan: Plan) -> np.ndarray:
@@ -140,15 +206,14 @@ def _check(model: Transformer, run: Path, plan: Plan) -> np.ndarray:
             f"The run {run.name} was planned for {plan.device!r}, which rounds otherwise than "
             f"{model.W_E.device.type!r}; put the model there, or make a new run."
         )
-    file = run / "tokens.npy"
-    if not file.is_file() or sha256_of(file) != plan.tokens["sha256"]:
-        fault = "damaged" if file.is_file() else "missing"
-        raise ValueError(f"{file} is {fault}; the same capture, given the corpus again, puts it back.")
-    return np.load(file, mmap_mode="r")
+    _check_file(run, plan, "tokens.npy")
+    return np.load(run / "tokens.npy", mmap_mode="r")
 
 
 @torch.inference_mode()
-def _forward(model: Transformer, plan: Plan, wants: Sequence[Want], tokens: np.ndarray) -> dict[str, Tensor]:
+def _forward(
+    model: Transformer, plan: Plan, wants: Sequence[Want], directions: Mapping[str, Tensor], tokens: np.ndarray
+) -> dict[str, Tensor]:
     device = model.W_E.device
     pinned = device.type == "cuda"
     kept = {
@@ -157,7 +222,7 @@ def _forward(model: Transformer, plan: Plan, wants: Sequence[Want], tokens: np.n
     }
     ids, stop = torch.from_numpy(tokens.astype(np.int64)), last_layer(wants)
     dtype = None if plan.dtype is None else DTYPES[plan.dtype]
-    with taking(model, wants, dtype=dtype) as tap:
+    with taking(model, wants, directions=directions, dtype=dtype) as tap:
         for start in range(0, len(ids), plan.batch_size):
             part = ids[start : start + plan.batch_size]
             model(part.to(device), stop_at_layer=stop)

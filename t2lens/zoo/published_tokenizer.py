@@ -7,7 +7,7 @@ language model something.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PublishedTokenizer", "load_tokenizer"]
 
 CONFIG = "tokenizer_config.json"
+_LONGEST = 1 << 25
 
 
 class PublishedTokenizer:
@@ -52,6 +53,16 @@ class PublishedTokenizer:
                 f"The text has a lone surrogate at character {error.start}; UTF-8 cannot hold it."
             ) from None
         return self._core.encode(text, add_special_tokens=False).ids
+
+    def encode_long(self, text: str) -> Iterator[list[int]]:
+        """As of `Tokenizer`, but whole: nobody knows where an arbitrary tokenizer may be interrupted. Errors:
+        ValueError for more than 2^25 characters, of which the library would hold gigabytes."""
+        if len(text) > _LONGEST:
+            raise ValueError(
+                f"A document has {len(text):,} characters; this tokenizer takes a document whole, of at most "
+                f"{_LONGEST:,}: cut it into several."
+            )
+        yield self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of some ids, special tokens left out."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from t2lens.zoo.tokenizer import Tokenizer, chunks
+from t2lens.zoo.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,16 +84,8 @@ def encode_split(corpus: Corpus, tokenizer: Tokenizer, split: Split) -> np.ndarr
     import numpy as np
 
     kind = np.uint16 if tokenizer.n_vocab <= 1 << 16 else np.uint32
-    parts = [np.zeros(0, kind)]
-    for text in corpus.texts(split):
-        batch: list[str] = []
-        for piece in chunks(text):
-            batch.append(piece)
-            if len(batch) == 64:
-                parts += [np.asarray(ids, kind) for ids in tokenizer.encode_pieces(batch)]
-                batch = []
-        parts += [np.asarray(ids, kind) for ids in tokenizer.encode_pieces(batch)]
-    return np.concatenate(parts)
+    parts = (np.asarray(ids, kind) for text in corpus.texts(split) for ids in tokenizer.encode_long(text))
+    return np.concatenate([np.zeros(0, kind), *parts])
 
 
 def _decode(data: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ BOS, PAD = "<|bos|>", "<|pad|>"
 N_VOCAB = 2048
 _GLYPHS = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5"}
 _CHUNK = 1 << 16
-_CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")
+_CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)|(?<=[A-Za-z0-9])(?=[,.;:!?])")
 
 
 def byte_of_char() -> dict[str, int]:
@@ -39,8 +40,9 @@ def byte_of_char() -> dict[str, int]:
 def chunks(text: str, size: int = _CHUNK) -> Iterator[str]:
     """Cut a text into pieces of about `size` characters that encode exactly like the whole.
 
-    A cut is only made after a newline or in front of a space that stands alone between two other characters: the
-    pre-tokenizer ends a word there in any case, so no token crosses it.
+    A cut is only made after a newline or in front of a space that stands alone between two other characters, or between
+    a letter or digit and a mark: the pre-tokenizer ends a word there in any case, so no token crosses it. A text
+    without such a place (ten million letters in a row) stays whole.
     """
     start = 0
     while start < len(text):
@@ -139,7 +141,15 @@ class Tokenizer:
                 f"The text has a lone surrogate {text[error.start]!r} at character {error.start}, which UTF-8 cannot "
                 "hold; expected valid Unicode text."
             ) from None
-        return self._core.encode(text, add_special_tokens=False).ids
+        if len(text) <= _CHUNK:
+            return self._core.encode(text, add_special_tokens=False).ids
+        return [token for ids in self.encode_long(text) for token in ids]
+
+    def encode_long(self, text: str) -> Iterator[list[int]]:
+        """The ids of a text of any length, some at a time: the library holds hundreds of bytes per token."""
+        pieces = chunks(text)
+        while some := list(islice(pieces, 16)):
+            yield from self.encode_pieces(some)
 
     def encode_pieces(self, texts: list[str]) -> list[list[int]]:
         """Ids of several texts at once (faster than one by one)."""

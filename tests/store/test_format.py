@@ -69,8 +69,9 @@ def test_a_run_is_read_by_the_text_of_format_md(tmp_path: Path, dtype: Any) -> N
     document = "".join(words[i] for i in tokens.reshape(-1)[start : start + n][1:])
     assert document == texts[1]
     plan = json.loads((run / "plan.json").read_text())
-    for entry, name in (("sha256", "tokens.npy"), ("documents", "documents.npy"), ("tokenizer", "vocabulary.json")):
-        assert plan["tokens"][entry] == hashlib.sha256((run / name).read_bytes()).hexdigest()
+    assert set(plan["files"]) == {"tokens.npy", "documents.npy", "vocabulary.json"}
+    for name, digest in plan["files"].items():
+        assert digest == hashlib.sha256((run / name).read_bytes()).hexdigest()
     assert np.load(run / "documents.npy").shape == (plan["n_documents"], 2)
 
 

@@ -144,7 +144,7 @@ def test_corpora_of_every_kind_give_the_same_tokens(model, tmp_path: Path) -> No
     seen = set()
     for name in ("lines.jsonl", "table.parquet", "data", "folder", "ids.npy"):
         run = make_run(model, tmp_path / name, tmp_path / "runs", "hook_embed|norm", n_pos=16, field="body")
-        seen.add(read_plan(run).tokens["sha256"])
+        seen.add(read_plan(run).files["tokens.npy"])
     assert len(seen) == 1
 
 

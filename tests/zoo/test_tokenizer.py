@@ -32,6 +32,9 @@ def random_text(rng: random.Random) -> str:
         "<|bos|>",
         "<|pad|>",
         "12",
+        ",",
+        "!?",
+        ".'s",
     )
     out = []
     for _ in range(rng.randrange(60)):
@@ -48,6 +51,13 @@ def test_any_text_comes_back_exactly(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode_bytes(ids) == text.encode("utf-8")
         assert not {tokenizer.bos_id, tokenizer.pad_id} & set(ids)
+
+
+def test_a_long_text_is_encoded_in_parts_to_the_same_ids(tokenizer: Tokenizer) -> None:
+    rng = random.Random()
+    for text in (TEXT * 100, "".join(random_text(rng) for _ in range(5000)), "ab,cd;" * 30_000, "a" * 100_000):
+        assert len(text) > 70_000
+        assert tokenizer.encode(text) == tokenizer._core.encode(text, add_special_tokens=False).ids
 
 
 def test_every_byte_comes_back(tokenizer: Tokenizer) -> None:
