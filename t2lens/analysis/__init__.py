@@ -18,6 +18,7 @@ _HOMES: dict[str, str] = {
     "gate_tokens": "t2lens.analysis.ddl_tokens",
     "attribution_patching": "t2lens.analysis.patching",
     "patch_activations": "t2lens.analysis.patching",
+    "edit_change": "t2lens.analysis.changes",
     "ablate_families": "t2lens.analysis.families",
     "ablate_streams": "t2lens.analysis.streams",
     "depth_profile": "t2lens.analysis.depth_maps",
