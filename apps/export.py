@@ -17,6 +17,7 @@ import streamlit as st
 
 from t2lens.analysis.catalog import Analysis
 from t2lens.analysis.export import to_csv, to_json
+from t2lens.apps import loaders
 
 __all__ = [
     "Download",
@@ -25,6 +26,7 @@ __all__ = [
     "finding_downloads",
     "maps_code",
     "maps_downloads",
+    "maps_export",
     "stem",
     "theme",
 ]
@@ -75,10 +77,11 @@ def finding_downloads(
     from t2lens.viz.finding_page import finding_page
     from t2lens.viz.pictures import picture_of
     from t2lens.viz.raster import to_png
+    from t2lens.viz.series import series
 
     found: list[Download] = []
     for i in range(max((len(each.charts) for each in findings), default=0)):
-        title = next(each.charts[i].title or f"chart {i + 1}" for each in findings if i < len(each.charts))
+        title = next(series(each, i).title for each in findings if i < len(each.charts))
 
         def svg(i: int = i) -> str:
             return picture_of(findings, i, names, difference=True, theme=look)
@@ -135,15 +138,29 @@ def analysis_code(
     return "\n".join([*lines, f'finding.save_figure("{entry.key}.svg")', "finding.dataset  # every number"])
 
 
-def maps_code(sides: Sequence[tuple[str, str, str, str]], view: Mapping[str, Any]) -> str:
-    """Python that makes the traces and the figure of the maps. sides: (model, name, prompt, edits) of A and B."""
+def maps_code(sides: Sequence[Any], view: Mapping[str, Any], follow: Sequence[Any] = ()) -> str:
+    """Python that makes the traces and the figure of the maps. sides: A and B (`t2lens.apps.frame.Side`); follow: the
+    token that each trace follows."""
     lines = ["import t2lens", ""]
-    for letter, (model, name, prompt, edits) in zip("ab", sides, strict=False):
-        more = f", edits={edits!r}" if edits else ""
-        lines.append(f"{letter} = t2lens.trace(t2lens.load({model!r}), {prompt!r}, name={name!r}{more})")
+    for i, side in enumerate(sides):
+        more = f", edits={side.edits!r}" if side.edits else ""
+        more += f", follow={follow[i]!r}" if i < len(follow) and follow[i] not in (None, "") else ""
+        model = f"t2lens.load({loaders.address(side.loaded.name)!r})"
+        lines.append(f"{'ab'[i]} = t2lens.trace({model}, {side.prompt!r}, name={side.name!r}{more})")
     chosen = "".join(f", {name}={value!r}" for name, value in view.items() if value not in ("", None))
     other = ", b" if len(sides) > 1 else ""
     return "\n".join([*lines, f'a.save_figure("maps.svg"{other}{chosen})', "a.dataset  # every number"])
+
+
+def maps_export(place: Any, sides: Sequence[Any], traces: Sequence[Any], follow: Sequence[Any] = ()) -> None:
+    """The export menu of the two-axis maps, of what the session shows, in `place`."""
+    state = st.session_state
+    cell = state["cell"]
+    view = {name: state[name] for name in ("quantity", "depth", "head", "way")}
+    view["cell"] = (cell.panel, cell.pos, cell.site)
+    files = maps_downloads(traces, view, stem=stem("maps", *(side.name for side in sides)), look=theme())
+    with place:
+        export_menu(files, code=maps_code(sides, view, follow), key="export")
 
 
 def stem(*words: str) -> str:

@@ -225,7 +225,7 @@ def _heat(made: Series, look: Look, top: int) -> Drawing:
     bar_words = [fmt(low, 3), fmt(high, 3), *_value_words(low, high)]
     right = round(16 + BAR + 6 + max(text_width(word, SIZE) for word in bar_words) + 22)
     left = _side(made.y.words)
-    inner_w = min(look.width - left - right, 60 * n_columns)
+    inner_w = min(look.width - left - right, 84 * n_columns)
     inner_h = max(110.0, min(22.0, max(2.0, 400 / n_rows)) * n_rows)
     turned = _turned(made.x, inner_w)
     bottom = _below(made.x, turned)
