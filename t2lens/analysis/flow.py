@@ -39,7 +39,7 @@ from t2lens.residual import Read, Site
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["rollout"]
+__all__ = ["Flow", "Masses", "rollout", "site_masses", "start_of"]
 
 _BUDGET = 2**25  # numbers of what a system carries at a time
 
@@ -87,18 +87,15 @@ def rollout(
     """
     if by not in ("norm", "projection"):
         raise ValueError(f"by must be norm or projection, not {by!r}.")
-    start = _start(model, site, way)
+    start = start_of(model, site, way)
     batch = read_batch(model, input, attention_mask)
     at = place(batch, pos)
-    watch = [f"blocks.{s.layer}.{s.kind}.hook_{x}" for s in model.sites[:-1] if s.kind != "mlp" for x in WATCHED]
-    frozen = Frozen(model, batch.tokens, batch.mask, form=form, watch=watch)
-    check_finite(frozen.record.read(start.name), batch, f"What is read at {start.name}")
-    flow = _Flow(frozen, by, start)
-    flow.run(at)
-    return _finding(model, batch, start, at, by, flow)
+    flow = Flow(model, batch, by, form)
+    check_finite(flow.frozen.record.read(start.name), batch, f"What is read at {start.name}")
+    return _finding(model, batch, start, at, by, flow.back(start, at))
 
 
-def _start(model: Transformer, site: str, way: str | None) -> Read:
+def start_of(model: Transformer, site: str, way: str | None) -> Read:
     sites = {each.name: each for each in model.sites}
     if site not in sites:
         near = get_close_matches(site, sites, n=1)
@@ -114,54 +111,74 @@ def _start(model: Transformer, site: str, way: str | None) -> Read:
 
 
 @dataclass
-class _Flow:
-    """The sweep. Masses are float64 on the CPU; positions are those of the one sequence."""
+class Masses:
+    """Where the mass of one read went: mass, read name -> [T]; atom_mass [A, T]; stuck [site, T]. float64, CPU."""
 
-    frozen: Frozen
-    by: Size
-    start: Read
+    mass: dict[str, Tensor]
+    atom_mass: Tensor
+    stuck: Tensor
 
-    def __post_init__(self) -> None:
-        model = self.frozen.model
-        self.n_pos = self.frozen.atoms[0].shape[1]
-        self.atom_mass = torch.zeros(len(model.atoms), self.n_pos, dtype=torch.float64)
-        self.mass: dict[str, Tensor] = {}
-        self.stuck = torch.zeros(len(model.sites), self.n_pos, dtype=torch.float64)
 
-    def run(self, at: int) -> None:
+class Flow:
+    """The shares of one recorded pass of one sequence, made as they are needed and kept: following another read of the
+    same pass back costs little. The pass runs at once; `back` needs neither hooks nor edits that were attached to it.
+
+    by, form: as `rollout`.
+    """
+
+    def __init__(self, model: Transformer, batch: Batch, by: Size = "norm", form: str = "additive") -> None:
+        watch = [f"blocks.{s.layer}.{s.kind}.hook_{x}" for s in model.sites[:-1] if s.kind != "mlp" for x in WATCHED]
+        self.frozen = Frozen(model, batch.tokens, batch.mask, form=form, watch=watch)
+        self.by: Size = by
+        self.n_pos = batch.tokens.shape[1]
+        self.depth: dict[str, Tensor] = {}  # read name -> [A, lag, T]
+        self.sequence: dict[int, dict[str, Tensor]] = {}  # site index -> read name -> [T, T]
+
+    @torch.inference_mode(False)  # gradients are wanted wherever this is called from
+    def back(self, start: Read, at: int) -> Masses:
+        """Unit mass at position `at` of a read, followed back."""
         model, residual = self.frozen.model, self.frozen.model.residual
-        sites = model.sites[: self.start.site.index]
-        self.mass = {value_read(residual, s).name: torch.zeros(self.n_pos, dtype=torch.float64) for s in sites}
-        self.mass[self.start.name] = torch.zeros(self.n_pos, dtype=torch.float64)
-        self.mass[self.start.name][at] = 1.0
-        depth = dict(self._depth_shares())
-        self._to_atoms(self.start, depth)
+        sites = model.sites[: start.site.index]
+        reads = [start, *(value_read(residual, s) for s in sites)]
+        missing = {read.name for read in reads} - self.depth.keys()
+        if missing:  # of all values at once, since the system's code runs through all reads anyway
+            every = {value_read(residual, site).name for site in model.sites}
+            self.depth.update(self._depth_shares((missing | every) - self.depth.keys()))
+        found = Masses(
+            mass={read.name: torch.zeros(self.n_pos, dtype=torch.float64) for read in reads},
+            atom_mass=torch.zeros(len(model.atoms), self.n_pos, dtype=torch.float64),
+            stuck=torch.zeros(len(model.sites), self.n_pos, dtype=torch.float64),
+        )
+        found.mass[start.name][at] = 1.0
+        self._to_atoms(start, found)
         for site in progress(reversed(sites), "Following mass back", total=len(sites)):
-            if bool((self.atom_mass[site.index + 1] > 0).any()):
-                self._to_reads(site)
-            self._to_atoms(value_read(residual, site), depth)
+            if bool((found.atom_mass[site.index + 1] > 0).any()):
+                self._to_reads(site, found)
+            self._to_atoms(value_read(residual, site), found)
+        return found
 
-    def _to_atoms(self, read: Read, depth: dict[str, Tensor]) -> None:
+    def _to_atoms(self, read: Read, found: Masses) -> None:
         """What a read holds goes to the atoms, each at the position where it was written."""
-        mass, shares = self.mass[read.name], depth[read.name]  # [T], [A, lag, T]
+        mass, shares = found.mass[read.name], self.depth[read.name]  # [T], [A, lag, T]
         for lag in range(shares.shape[1]):
             moved = shares[:, lag] * mass
-            self.atom_mass[:, : self.n_pos - lag] += moved[:, lag:]
-        self.stuck[read.site.index] += mass * (shares.sum(dim=(0, 1)) == 0)
+            found.atom_mass[:, : self.n_pos - lag] += moved[:, lag:]
+        found.stuck[read.site.index] += mass * (shares.sum(dim=(0, 1)) == 0)
 
-    def _to_reads(self, site: Site) -> None:
+    def _to_reads(self, site: Site, found: Masses) -> None:
         """What an atom holds goes to the reads that its sublayer made it of, at their positions."""
-        mass = self.atom_mass[site.index + 1]
-        shares = _divided(dict(sequence_sizes(self.frozen, site, self.by)))
+        mass = found.atom_mass[site.index + 1]
+        if site.index not in self.sequence:
+            self.sequence[site.index] = _divided(dict(sequence_sizes(self.frozen, site, self.by)))
+        shares = self.sequence[site.index]
         for name, share in shares.items():
-            self.mass[name] += mass @ share
+            found.mass[name] += mass @ share
         followed = sum((share.sum(dim=-1) for share in shares.values()), torch.zeros(self.n_pos, dtype=torch.float64))
-        self.stuck[site.index] += mass * (followed == 0)
+        found.stuck[site.index] += mass * (followed == 0)
 
-    def _depth_shares(self) -> Iterator[tuple[str, Tensor]]:
-        """For every read that mass can pass: its shares [A, lag, T] of atoms written `lag` positions earlier."""
+    def _depth_shares(self, wanted: set[str]) -> Iterator[tuple[str, Tensor]]:
+        """For every wanted read: its shares [A, lag, T] of atoms written `lag` positions earlier."""
         record, residual = self.frozen.record, self.frozen.model.residual
-        wanted = set(self.mass)
         n_lags = min(1 + residual.looks_back, self.n_pos)
         found = {name: torch.zeros(len(self.frozen.atoms), n_lags, self.n_pos, dtype=torch.float64) for name in wanted}
         t = torch.arange(self.n_pos)
@@ -214,15 +231,21 @@ def _divided(sizes: dict[str, Tensor]) -> dict[str, Tensor]:
 # --- the result -----------------------------------------------------------------------------------------------------
 
 
-def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, flow: _Flow) -> Finding:
+def site_masses(model: Transformer, start: Read, found: Masses) -> np.ndarray:
+    """[site, T]: the mass that passes every site up to the one of `start`."""
+    names = {value_read(model.residual, s).name: s.index for s in model.sites} | {start.name: start.site.index}
+    mass = np.zeros((1 + start.site.index, found.atom_mass.shape[1]))
+    for name, row in found.mass.items():
+        mass[names[name]] += row.numpy()
+    return mass
+
+
+def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, found: Masses) -> Finding:
     valid = batch.valid[0].cpu().numpy()
-    names = {value_read(model.residual, s).name: s.name for s in model.sites} | {start.name: start.site.name}
     sites = [s.name for s in model.sites if s.index <= start.site.index]
-    mass = np.zeros((len(sites), flow.n_pos))
-    for name, row in flow.mass.items():
-        mass[sites.index(names[name])] += row.numpy()
+    mass = site_masses(model, start, found)
     n_atoms = 1 + start.site.index
-    absorbed, stuck = flow.atom_mass[0].numpy(), flow.stuck[: len(sites)].numpy()
+    absorbed, stuck = found.atom_mass[0].numpy(), found.stuck[: len(sites)].numpy()
 
     def shown(values: np.ndarray) -> np.ndarray:
         return np.where(valid, values, np.nan)
@@ -233,7 +256,7 @@ def _finding(model: Transformer, batch: Batch, start: Read, at: int, by: Size, f
     atoms = list(model.atoms[:n_atoms])
     data = xr.Dataset(coords={"site": sites, "atom": atoms, **token_coords(batch)})
     put(data, "mass", ("site", "pos"), shown(mass), f"share of {what} that passes this read")
-    through = shown(flow.atom_mass[:n_atoms].numpy())
+    through = shown(found.atom_mass[:n_atoms].numpy())
     put(data, "atom_mass", ("atom", "pos"), through, f"share of {what} that passes this write")
     put(data, "absorbed", ("pos",), shown(absorbed), "share that ends in this embedding")
     put(data, "stuck", ("site", "pos"), shown(stuck), "share that had nothing to follow here")

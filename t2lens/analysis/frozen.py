@@ -141,7 +141,7 @@ class Frozen:
         inputs = self._inputs[site.index]
         if not out.requires_grad:
             return
-        with gradients(self.model):
+        with torch.inference_mode(False), torch.enable_grad():  # the weights were looked at when the pass ran
             u = torch.zeros_like(out, requires_grad=True)
             back = torch.autograd.grad(
                 out, list(inputs.values()), u, create_graph=True, retain_graph=True, allow_unused=True
@@ -149,7 +149,10 @@ class Frozen:
         for (name, leaf), g in zip(inputs.items(), back, strict=True):
             if g is not None and g.requires_grad:
                 x = parts(leaf.detach())
-                yield name, torch.autograd.grad(g, u, x, retain_graph=True, is_grads_batched=True)[0]
+                if len(x) == 1:
+                    yield name, torch.autograd.grad(g, u, x[0], retain_graph=True)[0].unsqueeze(0)
+                else:
+                    yield name, torch.autograd.grad(g, u, x, retain_graph=True, is_grads_batched=True)[0]
 
 
 def place(batch: Batch, pos: int) -> int:

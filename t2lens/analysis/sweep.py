@@ -29,6 +29,7 @@ __all__ = [
     "Cut",
     "Over",
     "caveats",
+    "changes_of",
     "point_of",
     "routes_of",
     "source_parts",
@@ -157,6 +158,16 @@ def _removers_by_layer(
 def _edits_of(cut: Cut, over: Over, removers: Mapping[Read, _Remove]) -> dict[str, Change]:
     remove = _weight_remover if over == "source" else removers[cut.read]
     return {point_of(cut.read, over): remove(cut)}
+
+
+def changes_of(model: Transformer, record: ForwardRecord, cuts: Sequence[Cut], over: Over) -> list[Change]:
+    """What each cut of one read does at its hook point (`point_of`), in a pass that goes on from the record."""
+    (read,) = {cut.read for cut in cuts}
+    if over == "source":
+        return [_weight_remover(cut) for cut in cuts]
+    share = next(share for found, share in contributions_by_read(model.residual, record) if found == read)
+    remove = _contribution_remover(share[: read.site.seen + 1])
+    return [remove(cut) for cut in cuts]
 
 
 def _weight_remover(cut: Cut) -> Change:

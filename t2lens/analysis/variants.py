@@ -26,6 +26,7 @@ __all__ = [
     "EMBEDDING",
     "Change",
     "Effects",
+    "Plain",
     "Variant",
     "effects_of",
     "layer_of",
@@ -187,7 +188,7 @@ def effects_of(
                 continue
             record, logits = recorded(model, one)
             check_finite(logits, one, "The logits")
-            plain = _Plain(one, logits, one.valid[0] if known is None else one.predicts[0], token)
+            plain = Plain(one, logits, one.valid[0] if known is None else one.predicts[0], token)
             base[row] = plain.loss
             for numbered in variants(record):
                 numbers = torch.tensor(list(numbered), dtype=torch.long, device=sums.device)
@@ -212,7 +213,7 @@ def _by_layer(model: Transformer, variants: Sequence[Variant]) -> list[Numbered]
     return list(out)
 
 
-class _Plain:
+class Plain:
     """The plain pass over one sequence, which others are compared with at the positions `where` [T]."""
 
     def __init__(self, one: Batch, logits: Tensor, where: Tensor, token: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from typer.testing import CliRunner
 
 import t2lens
 from t2lens.analysis import flow, rollout, sizes
+from t2lens.analysis.flow import Flow, site_masses, start_of
 from t2lens.analysis.frozen import Frozen, value_read
+from t2lens.analysis.inputs import read_batch
 from t2lens.cli import app
 from t2lens.config import MLP, Attention, BucketAttention, Canon, KVShift, ModelConfig, Norm, ShortConv, ValueResidual
 from t2lens.mixing import contributions_of_parts
@@ -298,3 +301,18 @@ def test_depth_shares_are_the_same_for_any_number_of_atoms_at_a_time(system, mon
     whole = rollout(model, tokens)
     monkeypatch.setattr(flow, "_BUDGET", 1)
     assert abs(rollout(model, tokens)["mass"] - whole["mass"]).max() < TIGHT
+
+
+def test_one_flow_follows_every_read_of_its_pass_back():
+    seed = random.randrange(1000)
+    dice = random.Random(seed)
+    for system in dice.sample(sorted(SYSTEMS), 6):
+        model, ids = tiny(system, seed), random_tokens(seed)[0]
+        flow = Flow(model, read_batch(model, ids))
+        for _ in range(3):
+            site, pos = dice.choice(model.sites), dice.randrange(len(ids))
+            start = start_of(model, site.name, dice.choice(model.residual.ways(site)))
+            found = flow.back(start, pos)
+            alone = rollout(model, ids, pos=pos, site=site.name, way=start.way)
+            np.testing.assert_array_equal(site_masses(model, start, found), alone["mass"].values)
+            np.testing.assert_array_equal(found.atom_mass[0], alone["absorbed"].values)
