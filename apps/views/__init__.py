@@ -1,9 +1,10 @@
 """The pages, in the order in which the header lists them."""
 
 from t2lens.apps.views.analyses import ANALYSES_PAGE
+from t2lens.apps.views.depth_routing import DEPTH_ROUTING
 from t2lens.apps.views.lens import LENS_PAGE
 from t2lens.apps.views.two_axes import TWO_AXES
 
 __all__ = ["PAGES"]
 
-PAGES = (TWO_AXES, LENS_PAGE, ANALYSES_PAGE)
+PAGES = (TWO_AXES, DEPTH_ROUTING, LENS_PAGE, ANALYSES_PAGE)

@@ -14,7 +14,7 @@ from t2lens.viz.labels import fmt
 from t2lens.viz.routing import SIZE, text_at
 from t2lens.viz.svg import Plot, document, mark, round_ticks, say, text_width
 
-__all__ = ["Dots", "content_picture", "effect_limits", "effects_picture", "profile_picture"]
+__all__ = ["Dots", "content_picture", "effect_limits", "effects_picture", "profile_limits", "profile_picture"]
 
 LINE = 13  # pixels of a line of notes
 _LABELLED = 4  # routes named on each side
@@ -206,15 +206,34 @@ def content_picture(
     return _with_notes("".join(out), width, y, notes, "What the weights of each read follow.", theme)
 
 
-def profile_picture(finding: Any, *, theme: ThemeName = "light", width: int = 560, counted: str = "") -> str:
-    """Lines of a `depth_profile`: share by distance in depth, look-back by read, shares of families by read."""
+def profile_limits(findings: Sequence[Any]) -> tuple[float, float]:
+    """The largest share by distance and the largest look-back of several, which their pictures share."""
+
+    def most(name: str, least: float) -> float:
+        tops = [found.dataset[f"{name}_interval"].values[..., 1] for found in findings]
+        tops += [found.dataset[name].values for found in findings]
+        return max(float(np.nanmax(each, initial=least)) for each in tops)
+
+    return most("share_by_distance", 0.05), most("lookback", 1.0)
+
+
+def profile_picture(
+    finding: Any,
+    *,
+    theme: ThemeName = "light",
+    width: int = 560,
+    limits: tuple[float, float] | None = None,
+    counted: str = "",
+) -> str:
+    """Lines of a `depth_profile`: share by distance in depth, look-back by read, shares of families by read. limits:
+    the tops of the first two, by default their own."""
     look, data = THEMES[theme], finding.dataset
     half = (width - 16) // 2
     reader_colors = {"attn": look.series[1], "mlp": look.series[2], "local": look.series[3], "carried": look.series[6]}
     readers = [str(each) for each in data["reader"].values]
     distance = data["distance"].values.astype(float)
     mean, interval = data["share_by_distance"].values, data["share_by_distance_interval"].values
-    top = float(np.nanmax(np.where(np.isfinite(interval[..., 1]), interval[..., 1], mean), initial=0.05))
+    top, high = limits or profile_limits([finding])
     far = Plot(half, 190, (0.5, distance[-1] + 0.5), (0, top * 1.08), title="Share by distance in depth", theme=theme,
                xlabel="sublayers back (1: the newest write)")  # fmt: skip
     far.yticks().xticks([1, *range(4, int(distance[-1]) + 1, 4)])
@@ -227,7 +246,6 @@ def profile_picture(finding: Any, *, theme: ThemeName = "light", width: int = 56
     at, places = [first[site] for site in sites], np.arange(len(sites)) + 0.5
     nodes = [{"site": site} for site in sites]
     back, ends = data["lookback"].values[at], data["lookback_interval"].values[at]
-    high = float(np.nanmax(np.where(np.isfinite(ends[:, 1]), ends[:, 1], back), initial=1.0))
     near = Plot(half, 190, (0, len(sites)), (0, high * 1.08), title="Mean look-back, in blocks", theme=theme, bottom=48)
     near.yticks().band(places, ends[:, 0], ends[:, 1], look.series[0], 0.2).line(places, back, look.series[0])
     _dots(near, places, back, look.series[0], [f"{site} looks back" for site in sites], nodes)
