@@ -21,7 +21,18 @@ from t2lens.viz.raster import image
 from t2lens.viz.series import Series, axis
 from t2lens.viz.svg import Plot, document, mark, round_ticks, say, text_width
 
-__all__ = ["before_after", "curve", "gate_map", "histogram", "spectrum", "strip"]
+__all__ = [
+    "before_after",
+    "curve",
+    "curve_limits",
+    "gate_map",
+    "histogram",
+    "kl_words",
+    "most_in_a_bin",
+    "spectrum",
+    "spectrum_limits",
+    "strip",
+]
 
 SIZE = 11.0
 _BAR = 10
@@ -157,13 +168,13 @@ def histogram(
     largest share that is shown."""
     look, edges = THEMES[theme], np.linspace(0, 2, bins + 1)
     mine = data["beta"].sel(site=site).values
-    counted = [np.histogram(mine, edges)[0] / len(mine)]
+    counted = _shares(data, passages, site, bins)
+    top = limits or most_in_a_bin(data, passages, site, bins)
+    said = f"beta; bars: {len(mine):,} tokens of the prompt"
     if passages is not None:
-        theirs = passages["beta"].sel(site=site).values
-        counted.append(np.histogram(theirs, edges)[0] / len(theirs))
-    top = limits or 1.12 * max(float(each.max()) for each in counted)
+        said += f"; line: {passages['beta'].shape[1]:,} of {len(set(passages['sequence'].values.tolist()))} passages"
     plot = Plot(width, 236, (0, 2), (0, top), top=46, bottom=36, left=46, right=12, theme=theme,
-                xlabel=f"beta of {site}", ylabel="share of tokens")  # fmt: skip
+                xlabel=said, ylabel="share of tokens")  # fmt: skip
     plot.yticks(round_ticks(0, top, log=False)).xticks([0, 0.5, 1, 1.5, 2])
     names = [str(r) for r in data["regime"].values]
     colors = regimes(theme)
@@ -175,7 +186,7 @@ def histogram(
             tip = f"beta {edges[i]:.2f} to {edges[i + 1]:.2f}: {names[regime]}\n{n} of {len(mine)} tokens of the prompt"
             at = {"x": plot.x(edges[i]) + 0.4, "width": plot.x(edges[i + 1]) - plot.x(edges[i]) - 0.8}
             at |= {"y": plot.y(float(count)), "height": plot.y(0) - plot.y(float(count))}
-            plot.marks.append(mark("rect", tip, **at, fill=colors[regime]))
+            plot.marks.append(mark("rect", tip, None, **at, fill=colors[regime]))
     if len(counted) > 1:
         points = [f"M{plot.x(0):.1f} {plot.y(0):.1f}"]
         for i, count in enumerate(counted[1]):
@@ -189,6 +200,17 @@ def histogram(
         if text_width(word, 9.5) < room + 14:
             plot.text(plot.x((low + high) / 2), 41, word, anchor="middle", size=9.5)
     return document(_title(title, theme) + "".join(plot.marks), width, 236, f"{title}. Histogram of beta.", theme)
+
+
+def _shares(data: Any, passages: Any | None, site: str, bins: int) -> list[np.ndarray]:
+    """[bin] of the prompt and, where there are any, of the passages."""
+    found = [each["beta"].sel(site=site).values for each in (data, passages) if each is not None]
+    return [np.histogram(each, bins, (0, 2))[0] / len(each) for each in found]
+
+
+def most_in_a_bin(data: Any, passages: Any | None, site: str, bins: int = 40) -> float:
+    """The top of the histogram, which several may share."""
+    return 1.12 * max(float(each.max()) for each in _shares(data, passages, site, bins))
 
 
 def strip(data: Any, *, site: str, pos: int, theme: ThemeName = "light", width: int = 560, title: str = "") -> str:
