@@ -1,0 +1,223 @@
+"""The page of gates without a browser: its numbers are those of the functions, sliding runs nothing, edits are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import t2lens
+from t2lens.analysis import beta_curve, gate_spectrum, gate_tokens
+from t2lens.apps import loaders
+from t2lens.apps.views import gates as page
+from t2lens.model import Transformer
+from t2lens.viz import gates as draw
+from t2lens.viz.labels import fmt
+
+PROMPT = "the king saw the <b>& queen"
+
+
+def _page() -> None:
+    import streamlit as st
+
+    from t2lens.apps import frame
+    from t2lens.apps.views import PAGES
+    from t2lens.apps.views.gates import GATES
+
+    st.session_state["pages"] = []
+    frame.keep(PAGES)
+    frame.run(GATES)
+
+
+def open_page(**params: str) -> AppTest:
+    app = AppTest.from_function(_page, default_timeout=120)
+    for key, value in {"gates_over": "the prompt alone", "prompt": PROMPT, **params}.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def texts(app: AppTest) -> str:
+    return "\n".join(element.value for element in [*app.text, *app.caption])
+
+
+def tables(app: AppTest) -> list[str]:
+    return [element.proto.body for element in app.get("html") if "<table" in element.proto.body]
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Key -> the SVG that the page mounted last."""
+    seen: dict[str, str] = {}
+    mount = page.picture
+
+    def noting(svg: str, *, key: str, on_pick: Any = None) -> Any:
+        seen[key] = svg
+        return mount(svg, key=key, on_pick=on_pick)
+
+    monkeypatch.setattr(page, "picture", noting)
+    return seen
+
+
+def test_the_page_shows_the_numbers_of_the_functions(pictures: dict[str, str]) -> None:
+    app = open_page(a="ddl", b="none", node="A:3:2.mlp", gates_beta="1.5")
+    assert not app.exception
+    model = t2lens.load("ddl")
+    found = gate_tokens(model, PROMPT)
+    (table,) = tables(app)
+    rows = [row for row in found.rows if row[0] == "2.mlp"]
+    shown = re.findall(r"<tr><td>.*?</i>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td>", table)
+    assert [(regime, n, beta) for regime, n, beta in shown] == [
+        (row[1], str(row[2]), fmt(float(row[4]), 3) if row[4] is not None else "") for row in rows
+    ]
+    assert "<b>" not in table
+    for c, beta in enumerate(found["beta"].sel(site="2.mlp").values):
+        assert f"position {c} " in pictures["gate-strip-A"]
+        assert f"beta {beta:.6g}: " in pictures["gate-strip-A"]
+    spectrum = gate_spectrum(model, PROMPT, pos=3)
+    for value in spectrum["eigenvalue"].values:
+        assert f"eigenvalue {value:.6g} along k" in pictures["gate-spectrum-A"]
+    curve = beta_curve(model, PROMPT, site="2.mlp", pos=3)
+    for value in curve["kl"].values:
+        assert f"KL at the position {value:.6g} nats" in pictures["gate-curve-A"]
+    assert draw.kl_words(curve.dataset, 1.5) in texts(app)
+    assert fmt(float(curve["kl"].sel(value=1.5))) in texts(app)
+    top = curve["candidate"].values[int(np.argmax(curve["plain_probability"].values))]
+    assert f"as it is {curve['plain_probability'].values.max():.6g}" in pictures["gate-tokens-A"], top
+
+
+def test_sliding_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = open_page(a="ddl", b="ddl-cc-ec", node="A:3:2.mlp")
+    assert not app.exception
+    passes: list[int] = []
+    forward = Transformer.forward
+
+    def counting(self: Transformer, *args: Any, **kwargs: Any) -> Any:
+        passes.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(Transformer, "forward", counting)
+    before = texts(app)
+    for value in (0.1, 0.7, 2.0, 0.7):
+        app.slider(key="gates_beta").set_value(value).run()
+        assert not app.exception
+        assert app.query_params["gates_beta"] in ([f"{value:g}"], f"{value:g}")
+    assert passes == []
+    assert texts(app) != before
+    app.segmented_control(key="gates_at").set_value("position").run()  # another curve: a pass and its variants, of each
+    assert 4 <= len(passes) <= 6
+    n = len(passes)
+    app.segmented_control(key="gates_at").set_value("all").run()
+    assert len(passes) == n
+
+
+def test_what_is_kept_is_an_edit_of_a_and_shows_against_clean(pictures: dict[str, str]) -> None:
+    app = open_page(a="ddl", b="clean", node="A:3:2.mlp", gates_beta="0.2", gates_at="position")
+    app.button(key="gates_keep").click().run()
+    assert not app.exception
+    kept = {"target": "gate", "name": "beta", "site": "2.mlp", "operation": "set", "value": 0.2, "positions": [3]}
+    assert json.loads(app.session_state["edits"]) == [kept]
+    assert "edited" in pictures["gate-map-A"] and "edited" not in pictures["gate-map-B"]
+    model = t2lens.load("ddl")
+    with t2lens.edited(model, t2lens.Edit.from_dict(kept)):
+        edited = gate_tokens(model, PROMPT)["beta"].sel(site="2.mlp").values
+    assert edited[3] == pytest.approx(0.2)
+    assert f"beta {edited[3]:.6g}: partial" in pictures["gate-strip-A"]
+    assert f"beta {edited[3]:.6g}: partial" not in pictures["gate-strip-B"]
+    app.slider(key="gates_beta").set_value(1.9).run()
+    app.button(key="gates_keep").click().run()
+    assert [each["value"] for each in json.loads(app.session_state["edits"])] == [0.2, 1.9]
+
+
+def test_the_chosen_node_is_that_of_the_maps() -> None:
+    app = open_page(a="ddl", b="none", node="A:2:out")
+    assert app.selectbox(key="gates_site").value == "7.mlp"  # the last that writes
+    app.selectbox(key="gates_site").set_value("0.attn").run()
+    app.selectbox(key="gates_pos").set_value(5).run()
+    assert not app.exception
+    cell = app.session_state["cell"]
+    assert (cell.panel, cell.pos, cell.site) == (0, 5, "0.attn")
+    assert app.query_params["node"] in (["A:5:0.attn"], "A:5:0.attn")
+
+
+def test_prompts_of_different_lengths_are_aligned(pictures: dict[str, str]) -> None:
+    app = open_page(a="ddl", b="ddl-cc-ec", prompt_b="In the beginning God", align="right", node="A:1:2.mlp")
+    assert not app.exception
+    n = [gate_tokens(t2lens.load("ddl"), text)["pos"].size for text in (PROMPT, "In the beginning God")]
+    assert 1 + n[1] - n[0] < 0
+    assert "B has no such position in its prompt; showing 0." in texts(app)
+    app = open_page(a="ddl", b="ddl-cc-ec", prompt_b="In the beginning God", align="right", node=f"A:{n[0] - 2}:2.mlp")
+    assert f"position {n[1] - 2}, " in pictures["gate-tokens-B"]
+
+
+@pytest.mark.parametrize("b", ["none", "muddformer"])
+def test_other_systems_are_told_which_models_have_gates(b: str) -> None:
+    app = open_page(a="standard", b=b)
+    assert not app.exception
+    assert "models of Deep Delta Learning" in texts(app)
+    app.button(key="gates_switch").click().run()
+    assert not app.exception
+    assert app.session_state["model_a"] == "ddl-cc-ec"
+    assert len(tables(app)) == 1
+    assert app.slider(key="gates_beta").value == 0
+
+
+def test_one_side_with_gates_stands_beside_one_without() -> None:
+    app = open_page(a="standard", b="ddl", node="A:2:1.mlp")
+    assert not app.exception
+    assert "A, standard: " in texts(app) and "no gates" in texts(app)
+    assert len(tables(app)) == 1
+    assert not [each for each in app.button if each.key == "gates_keep"]  # edits are of A
+
+
+def test_sizes_of_a_write_only_gate_are_no_regimes(pictures: dict[str, str]) -> None:
+    app = open_page(a="ddl-write-only", b="none", gates_by="regime")
+    assert not app.exception
+    assert "below 0.1" in tables(app)[0] and "erased" not in tables(app)[0] and "reflect" not in tables(app)[0]
+    assert "has sizes, no regimes" in texts(app)
+    assert "eigenvalue 1 along k" in pictures["gate-spectrum-A"]
+
+
+def test_a_link_from_a_stranger_falls_back_with_notices() -> None:
+    app = open_page(a="ddl", b="none", gates_beta="<script>", gates_at="here", gates_by="reg", gates_over="9")
+    assert not app.exception
+    for name in ("gates_beta", "gates_at", "gates_by", "gates_over"):
+        assert f"The link asks for {name} = " in texts(app)
+    assert app.slider(key="gates_beta").value == 0
+    assert open_page(a="ddl", b="none", gates_beta="0.33").slider(key="gates_beta").value == pytest.approx(0.3)
+
+
+def test_edits_that_cannot_be_are_a_sentence() -> None:
+    app = open_page(
+        a="ddl", b="none", edits='[{"target": "gate", "name": "beta", "site": "9.mlp", "operation": "zero"}]'
+    )
+    assert not app.exception
+    assert "A, ddl, edited: " in texts(app)
+
+
+def test_an_audit_of_a_side_is_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = page.Side(letter="A", loaded=loaders.load("ddl"), prompt=PROMPT, edits="")
+    asked: list[Any] = []
+
+    def quick(loaded: Any, key: str, given: Any, options: Any, edits: str) -> Any:
+        asked.append((key, given))
+        return t2lens.analysis.audit_ddl(loaded.model, PROMPT, counterfactuals=False)
+
+    monkeypatch.setattr(loaders, "analyse", quick)
+    made = page._audit_of(side, 8)
+    assert made.startswith(b"<!") and b"DDL audit" in made
+    assert asked == [("ddl", 8)]
+
+
+def test_a_gate_of_another_system_is_drawn(pictures: dict[str, str]) -> None:
+    from tests.systems import tiny
+
+    model = tiny("highway", 1)
+    trace = t2lens.trace(model, [3, 1, 3])
+    gate = trace.dataset["gate"].rename(write="site").transpose("site", "pos")
+    finding = page._of_trace(gate, None, "transform gate")
+    assert int(finding["count"].sum()) == gate.size
+    assert finding["gate"].values == pytest.approx(gate.values)
