@@ -200,8 +200,8 @@ def content_picture(
     out.append(keys)
     notes = [
         "Shares of the weights' second moment around the mean of the read, adjusted for chance. Static: they move by "
-        "less than 1%. Key-driven: each follows its own source alone. Content-driven: what the reader holds decides too. "
-        f"{counted}"
+        "less than 1%. Key-driven: each follows its own source alone. Content-driven: what the reader holds decides "
+        f"too. {counted}"
     ]
     return _with_notes("".join(out), width, y, notes, "What the weights of each read follow.", theme)
 
