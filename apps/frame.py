@@ -29,6 +29,7 @@ from t2lens.apps.state import (
     parse_url,
 )
 from t2lens.apps.writing import go_on, grow
+from t2lens.readout import NEXT
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
 
@@ -50,9 +51,9 @@ class Side:
     def name(self) -> str:
         return f"{self.loaded.name}, edited" if self.edits else self.loaded.name
 
-    def trace(self) -> Any:
-        """The trace of the prompt. Refusal: this prompt or these edits cannot be."""
-        return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits))
+    def trace(self, follow: str | int = NEXT) -> Any:
+        """The trace of the prompt, which follows a token. Refusal: this prompt, these edits or this token cannot be."""
+        return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits, follow))
 
     def analyse(self, key: str, options: dict[str, Any] | None = None, *, passages: int = 0) -> Any:
         """The finding of an analysis of the catalog, on the prompt or on so many bundled passages. Refusal: what this

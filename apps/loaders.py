@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import t2lens
 from t2lens import analysis as analyses
@@ -26,17 +27,47 @@ from t2lens.analysis.catalog import analysis
 from t2lens.analysis.under_edits import check_under_edits
 from t2lens.apps.memory import Memory
 from t2lens.apps.state import CLEAN, NO_MODEL
+from t2lens.apps.uploads import Folder
+from t2lens.checks import Verification
 from t2lens.edits import edited, read_edits
 from t2lens.readout import NEXT
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 from t2lens.zoo.text import sample_texts
 
-__all__ = ["Loaded", "add", "added", "address", "analyse", "forget", "load", "model_names", "trace"]
+__all__ = [
+    "OWN_AT_ONCE",
+    "Loaded",
+    "add",
+    "added",
+    "address",
+    "analyse",
+    "bring",
+    "drop",
+    "edit_change",
+    "forget",
+    "load",
+    "model_names",
+    "own_models",
+    "trace",
+    "verification",
+]
 
 _TRACES = Memory(limit=1.5e9, size=lambda trace: trace.dataset.nbytes)
 _FINDINGS = Memory(limit=0.3e9, size=lambda finding: finding.dataset.nbytes + 100 * len(finding.rows))
 _LOADING = threading.Lock()
 _ADDED: dict[str, str] = {}  # name -> what `t2lens.load` takes, beside the bundled models
+_VERIFIED: dict[str, Verification] = {}  # by the hash of the weights: a fact about them, which outlives what is kept
+
+OWN_AT_ONCE = 3
+"""Models that one visitor may bring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """A model that one visitor brought: what `t2lens.load` takes, and the folder that goes with it, if it is ours."""
+
+    address: str
+    folder: Folder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +92,43 @@ class Loaded:
 
 
 def model_names() -> list[str]:
-    """The bundled models, in the order in which the package lists them, then those that were added."""
-    return [*(info.name for info in t2lens.list_models()), *_ADDED]
+    """The bundled models, in the order in which the package lists them, then those that were added, for all visitors
+    and by this one."""
+    return [*(info.name for info in t2lens.list_models()), *_ADDED, *own_models()]
+
+
+def own_models() -> dict[str, Own]:
+    """What this visitor brought, by name; nobody else sees it."""
+    return {} if get_script_run_ctx(suppress_warning=True) is None else st.session_state.get("own_models", {})
+
+
+def bring(name: str, address: str, folder: Folder | None = None) -> str:
+    """Offer a model to this visitor alone, and return its name. ValueError as `add`, or when there are too many."""
+    mine = own_models()
+    if len(mine) >= OWN_AT_ONCE:
+        raise ValueError(f"You have brought {len(mine)} models, and {OWN_AT_ONCE} are kept: drop one first.")
+    if name in (*model_names(), CLEAN, NO_MODEL):
+        raise ValueError(f"The dashboard has a model {name!r} already; rename the folder {address!r}.")
+    st.session_state["own_models"] = {**mine, name: Own(address=address, folder=folder)}
+    try:
+        _check_texts(name, address)
+    except ValueError:
+        st.session_state["own_models"] = mine
+        raise
+    return name
+
+
+def drop(name: str) -> None:
+    """Take back what this visitor brought, and remove its folder where it is ours."""
+    mine = own_models()
+    if (gone := mine.get(name)) is not None and gone.folder is not None:
+        gone.folder.remove()
+    st.session_state["own_models"] = {key: own for key, own in mine.items() if key != name}
+
+
+def _check_texts(name: str, address: str) -> None:
+    if load(name).model.tokenizer is None:
+        raise ValueError(f"The model {address!r} has no tokenizer, and the dashboard shows texts.")
 
 
 def add(name_or_path: str) -> str:
@@ -77,8 +143,7 @@ def add(name_or_path: str) -> str:
         raise ValueError(f"The dashboard has a model {name!r} already; rename the folder {name_or_path!r}.")
     _ADDED[name] = name_or_path
     try:
-        if load(name).model.tokenizer is None:
-            raise ValueError(f"The model {name_or_path!r} has no tokenizer, and the dashboard shows texts.")
+        _check_texts(name, name_or_path)
     except ValueError:
         del _ADDED[name]
         raise
@@ -92,17 +157,18 @@ def added() -> list[str]:
 
 def address(name: str) -> str:
     """What `t2lens.load` takes for a model of `model_names`."""
-    return _ADDED.get(name, name)
+    mine = own_models()
+    return mine[name].address if name in mine else _ADDED.get(name, name)
 
 
 def load(name: str) -> Loaded:
     """A model of `model_names`; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
-    return _load(name, _weights_hash(name))
+    return _load(name, _weights_hash(name), _address=address(name))
 
 
 def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT) -> Any:
-    """The trace of a prompt, under edits in JSON where there are any, that follows a token (`t2lens.trace`). ValueError,
-    TypeError or KeyError, one sentence each, for edits that the model cannot do, and for what is no token of it."""
+    """The trace of a prompt, under edits in JSON where there are any, that follows a token as `t2lens.trace` does.
+    ValueError, TypeError or KeyError, one sentence each, for edits that the model cannot do, and for no token of it."""
     edits = edits.strip()
 
     def run() -> Any:
@@ -130,6 +196,17 @@ def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any],
     return _FINDINGS.get((loaded.name, loaded.weights_hash, key, given, chosen, edits), run)
 
 
+def verification(loaded: Loaded) -> Verification:
+    """`t2lens.verify` of a model, once for these weights."""
+    if (known := _VERIFIED.get(loaded.weights_hash)) is not None:
+        return known
+    with loaded.twin() as model:
+        found = t2lens.verify(model)
+    while len(_VERIFIED) >= 64:
+        _VERIFIED.pop(next(iter(_VERIFIED)), None)
+    return _VERIFIED.setdefault(loaded.weights_hash, found)
+
+
 def edit_change(loaded: Loaded, prompt: str, edits: str, pos: int) -> Any:
     """`t2lens.analysis.edit_change` of a prompt after position `pos`."""
 
@@ -149,11 +226,11 @@ def forget() -> None:
 
 def _weights_hash(name: str) -> str:
     """sha256 of the weights as they lie on disk now, so that retrained weights are another model."""
-    if name in _ADDED:  # may be large: what its files look like from outside
-        path = Path(_ADDED[name])
+    if (given := address(name)) != name or name in _ADDED:  # may be large: what its files look like from outside
+        path = Path(given)
         files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
         marks = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-        return hashlib.sha256(repr((_ADDED[name], marks)).encode()).hexdigest()
+        return hashlib.sha256(repr((given, marks)).encode()).hexdigest()
     file = BUNDLED / name / WEIGHTS
     return _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)
 
@@ -164,6 +241,6 @@ def _sha256(file: Path, mtime_ns: int, size: int) -> str:  # noqa: ARG001 - what
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _load(name: str, weights_hash: str) -> Loaded:
+def _load(name: str, weights_hash: str, *, _address: str) -> Loaded:
     with _LOADING:  # one at a time: two would need twice the memory
-        return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(_ADDED.get(name, name)))
+        return Loaded(name=name, weights_hash=weights_hash, model=t2lens.load(_address))

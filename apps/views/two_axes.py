@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
 from t2lens.analysis.quantities import QUANTITIES, attention_of
-from t2lens.apps.components.maps import maps
-from t2lens.apps.frame import Frame, Page
+from t2lens.apps.answers import answer
+from t2lens.apps.components.maps import answers, maps
+from t2lens.apps.export import maps_export
+from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.generation import continue_prompt
 from t2lens.apps.header import tell
-from t2lens.apps.state import Cell, fit_cell, one_of, read_cell
-from t2lens.viz.payload import MODES, maps_payload
+from t2lens.apps.state import Cell, fit_cell, one_of, read_cell, text
+from t2lens.readout import NEXT, token_id
+from t2lens.viz.fitting import fitted_payload
+from t2lens.viz.payload import MODES
 
 __all__ = ["TWO_AXES"]
 
@@ -21,51 +26,106 @@ WAYS = ("", "q", "k", "v", "r")
 """With what attention reads from depth, where a system mixes queries, keys, values and the carried stream apart; a
 model without that way shows its first."""
 
-HEADS = ("mean", *map(str, range(64)))
+HEADS = ("mean", "max", *map(str, range(64)))
 """What the choice of an attention head can be; a site without that head shows its mean."""
 
-HEADS_UP_TO = 128
-"""Tokens of a prompt up to which every attention head crosses to the browser (some 1.4 MB a model at that length)."""
+LAYERS, COMPARE = ("cross", "rollout"), ("both", "difference")
+"""What is drawn over the maps, and which of them."""
+
+
+SHOWN: dict[str, tuple[str, ...]] = {
+    "quantity": tuple(QUANTITIES),
+    "depth": MODES,
+    "head": HEADS,
+    "way": WAYS,
+    "layer": LAYERS,
+    "compare": COMPARE,
+}
+"""What the maps report as shown, and what it can be."""
+
+TOKEN_LIMIT = 60
 
 
 def two_axes(frame: Frame) -> None:
     state = st.session_state
+    _follow_control(frame)
     with st.spinner("Running the models ..."):
-        traces = [side.trace() for side in frame.sides]
-    notices = list(dict.fromkeys(notice for trace in traces for notice in trace.notices))
+        follow, untold = _followed(frame.sides, state["follow"])
+        traces = [side.trace(token) for side, token in zip(frame.sides, follow, strict=True)]
+    notices = untold + list(dict.fromkeys(notice for trace in traces for notice in trace.notices))
     tokens = [len(trace.tokens) for trace in traces]
     sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
     state["cell"], moved = fit_cell(state["cell"], tokens, sites)
     notices += _fit_head(traces)
     tell([*notices, *(moved if frame.first else [])])  # after a new prompt, moving the node into it needs no word
-    identity = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
+    each = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
     continue_prompt(frame)
-    maps(_payload(identity, traces), key="maps", on_change=_chosen)
+    payload = _payload((each, tuple(follow), frame.selection.align), traces, frame.selection.align)
+    maps(payload, key="maps", on_change=_chosen)
+    maps_export(frame.tools, frame.sides, traces, follow)
+    answers(payload["rev"], _answers(payload["rev"], frame.sides, traces), key="answers")
+
+
+def _follow_control(frame: Frame) -> None:
+    with frame.tools, st.popover("Follow"):
+        st.text_input("Token to follow", key="follow", max_chars=TOKEN_LIMIT, placeholder="the true next token")
+        st.caption("Lens probability, rank and shares of the logit are those of this token.")
+
+
+def _followed(sides: Sequence[Side], wanted: str) -> tuple[list[str | int], list[str]]:
+    """What the trace of each side follows, and a sentence where the token that is wanted is none of its model: a word
+    may stand within a text, with a space before it."""
+    found: list[str | int] = []
+    notices = []
+    for side in sides:
+        found.append(NEXT)
+        if not wanted.strip():
+            continue
+        try:
+            found[-1] = token_id(side.loaded.model, wanted)
+        except ValueError as error:
+            try:
+                found[-1] = token_id(side.loaded.model, f" {wanted.strip()}")
+            except ValueError:
+                notices.append(f"{side.letter} follows the true next token: {error}")
+    return found, notices
+
+
+def _answers(rev: str, sides: Sequence[Side], traces: Sequence[Any]) -> list[dict[str, Any]]:
+    """The answers to what the maps asked last, as long as they show what they were asked of."""
+    state = st.session_state
+    wants = state.pop("asked", None)
+    if wants is not None:
+        state["answered"] = (rev, answer(wants, list(zip(sides, traces, strict=True))))
+    of, found = state.get("answered", (rev, []))
+    return found if of == rev else []
 
 
 def _fit_head(traces: list[Any]) -> list[str]:
     """The mean in place of an attention head that no model shown has, and a notice."""
     n_heads = max((len(pattern) for trace in traces for pattern in attention_of(trace).values()), default=0)
     head = st.session_state["head"]
-    if head == "mean" or int(head) < n_heads:
+    if head in ("mean", "max") or int(head) < n_heads:
         return []
     st.session_state["head"] = "mean"
     return [f"There is no attention head {head} here (0..{n_heads - 1}); showing the mean of all."]
 
 
-def _payload(identity: tuple[Any, ...], traces: list[Any]) -> dict[str, Any]:
+def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> dict[str, Any]:
     """The payload of these traces. It keeps the view that it was made with: later choices live in the browser
     and in the URL, so a click sends nothing but itself."""
     state = st.session_state
     if "payload" not in state or state["payload"][0] != identity:
         cell: Cell = state["cell"]
-        payload = maps_payload(
+        payload = fitted_payload(
             traces,
             quantity=state["quantity"],
             depth=state["depth"],
             head=state["head"],
             way=state["way"],
-            heads=max(len(trace.tokens) for trace in traces) <= HEADS_UP_TO,
+            layer=state["layer"],
+            compare=state["compare"],
+            align=align,
             cell=(cell.panel, cell.pos, cell.site),
             hint=_hint(traces, cell) if state.pop("newcomer", False) else "",
             notes=_notes(traces),
@@ -95,11 +155,8 @@ def _hint(traces: list[Any], cell: Cell) -> str:
 
 
 def _notes(traces: list[Any]) -> list[str]:
-    first, longest = traces[0].tokens[0], max(len(trace.tokens) for trace in traces)
-    notes = [f"Position 0 is {first}, the start token that every training text began with; it is not typed."]
-    if longest > HEADS_UP_TO:
-        notes.append(f"Single attention heads are shown for prompts of up to {HEADS_UP_TO} tokens.")
-    return notes
+    first = traces[0].tokens[0]
+    return [f"Position 0 is {first}, the start token that every training text began with; it is not typed."]
 
 
 def _chosen() -> None:
@@ -107,20 +164,17 @@ def _chosen() -> None:
     state = st.session_state
     reported = state["maps"]
     seen = state.get("seen", {})
-    state["seen"] = {key: reported.get(key) for key in ("cell", "show")}
+    state["seen"] = {key: reported.get(key) for key in ("cell", "show", "ask")}
     # a value that was here before is an old choice, perhaps of another prompt
-    cell, show = (None if seen.get(key) == value else value for key, value in state["seen"].items())
+    cell, show, ask = (None if seen.get(key) == value else value for key, value in state["seen"].items())
     if (chosen := read_cell(cell)) is not None:
         state["cell"] = chosen
     if isinstance(show, dict):
-        if show.get("quantity") in QUANTITIES:
-            state["quantity"] = show["quantity"]
-        if show.get("depth") in MODES:
-            state["depth"] = show["depth"]
-        if show.get("head") in HEADS:
-            state["head"] = show["head"]
-        if show.get("way") in WAYS:
-            state["way"] = show["way"]
+        for key, allowed in SHOWN.items():
+            if show.get(key) in allowed:
+                state[key] = show[key]
+    if isinstance(ask, dict):
+        state["asked"] = ask.get("wants")
 
 
 TWO_AXES = Page(
@@ -133,5 +187,8 @@ TWO_AXES = Page(
         one_of("depth", MODES, "share"),
         one_of("head", HEADS, "mean"),
         one_of("way", WAYS, ""),
+        one_of("layer", LAYERS, "cross"),
+        one_of("compare", COMPARE, "both"),
+        text("follow", "", TOKEN_LIMIT),
     ),
 )

@@ -51,7 +51,7 @@ def fitted_payload(
         ({"maxima": True}, fewer),
         ({}, fewer),
         ({"precision": "f2"}, [*fewer, ROUNDED]),
-        *([({"precision": "f2", "lean": True}, [_LEAN, ROUNDED])] if served else []),
+        *([({"lean": True}, [_LEAN]), ({"precision": "f2", "lean": True}, [_LEAN, ROUNDED])] if served else []),
     ]
     for step, said in steps[:-1]:
         if packed * size(traces, **step) <= budget:

@@ -171,6 +171,8 @@ def maps_payload(
     maxima: bool = False,
     head: str = "mean",
     way: str = "",
+    layer: Literal["cross", "rollout"] = "cross",
+    compare: Literal["both", "difference"] = "both",
     align: Literal["left", "right"] = "left",
     lean: bool = False,
     answers: Sequence[Mapping[str, Any]] = (),
@@ -181,9 +183,9 @@ def maps_payload(
     at `out`. reads: which of the three reads from depth to send; sequence: whether to send the sequence attention
     (its size grows with the square of the prompt); heads: whether each head of it and not the mean alone; maxima:
     whether its largest weight over heads, where heads are not sent; head: which one is shown first; way: the same of
-    sites that read in several ways; precision "f2" halves every array; align: how two different prompts stand beside
-    each other; lean: the first quantity alone, and neither reads nor sequence attention; answers: see above.
-    `t2lens.viz.fitting.fitted_payload` chooses what fits.
+    sites that read in several ways; layer, compare: what is drawn over the maps, and which of them; precision "f2"
+    halves every array; align: how two different prompts stand beside each other; lean: the first quantity alone, and
+    neither reads nor sequence attention; answers: see above. `t2lens.viz.fitting.fitted_payload` chooses what fits.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -235,6 +237,8 @@ def maps_payload(
             "depth": depth,
             "head": head,
             "way": way or next(iter(panels[panel]["ways"])),
+            "layer": layer,
+            "compare": compare,
         },
     }
     text = json.dumps(payload, sort_keys=True, allow_nan=False)

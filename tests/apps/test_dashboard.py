@@ -41,6 +41,10 @@ def open_app(**params: str) -> AppTest:
     return app.run()
 
 
+def pressed(app: AppTest, label: str) -> None:
+    next(button for button in app.button if button.label == label).click().run()
+
+
 def texts(app: AppTest) -> str:
     return "\n".join(element.value for element in app.text)
 
@@ -57,7 +61,10 @@ def test_the_first_visit_shows_two_models_and_a_hint(forward_passes: list[str]) 
     app = open_app()
     assert not app.exception
     shown = payload(app)
-    assert [panel["name"] for panel in shown["panels"]] == [app.selectbox[0].value, app.selectbox[1].value]
+    assert [panel["name"] for panel in shown["panels"]] == [
+        app.selectbox("model_a").value,
+        app.selectbox("model_b").value,
+    ]
     assert all(panel["badge"]["ok"] for panel in shown["panels"])
     assert shown["hint"]
     assert texts(app) == ""
@@ -75,6 +82,39 @@ def test_a_click_runs_no_model_and_sends_the_maps_no_data(forward_passes: list[s
     assert payload(app) is before or payload(app) == before
 
 
+def test_what_the_maps_ask_is_answered_beside_them(forward_passes: list[str]) -> None:
+    app = open_app(prompt=PROMPT)
+    before, runs = payload(app), len(forward_passes)
+    node = {"panel": 1, "pos": 2, "site": "3.attn", "way": ""}
+    wants = [{"kind": "effects", **node}, {"kind": "shell", **node}, {"kind": "rollout", **node}]
+    app.session_state["maps"] = {"cell": None, "show": None, "ask": {"turn": 1, "wants": wants}}
+    app.session_state["asked"] = wants  # what the report of the component sets
+    app.run()
+    assert not app.exception
+    rev, found = app.session_state["answered"]
+    assert rev == before["rev"] and [each["kind"] for each in found] == ["effects", "rollout"]
+    assert payload(app) is before or payload(app) == before
+    assert len(forward_passes) == runs  # no trace is made for it
+    app.run()
+    assert app.session_state["answered"][1] is found or app.session_state["answered"][1] == found
+
+
+def test_a_token_that_is_none_of_the_model_is_told_and_the_next_is_followed() -> None:
+    app = open_app(prompt=PROMPT, a="attnres-full", b=NO_MODEL, follow="kingly and more")
+    assert not app.exception
+    assert "A follows the true next token" in texts(app)
+    assert payload(app)["panels"][0]["follow"]["text"] == "the true next token"
+    word = open_app(prompt=PROMPT, a="attnres-full", b=NO_MODEL, follow="queen")
+    assert payload(word)["panels"][0]["follow"]["text"].strip("' ") == "queen"
+
+
+def test_prompts_of_different_lengths_stand_beside_each_other_by_the_chosen_rule() -> None:
+    app = open_app(prompt=PROMPT, prompt_b="the king", align="right")
+    a, b = (len(panel["tokens"]) for panel in payload(app)["panels"])
+    found = payload(app)["alignment"]
+    assert found["rule"] == "right" and found["shift"] == b - a and "last token" in found["text"]
+
+
 def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[str]) -> None:
     asked = {
         "a": "attnres-full",
@@ -82,7 +122,10 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "prompt": PROMPT,
         "quantity": "residual_norm",
         "depth": "contribution",
-        "head": "2",
+        "head": "max",
+        "layer": "rollout",
+        "compare": "difference",
+        "follow": " king",
         "node": "A:2:3.attn",
     }
     app = open_app(**asked)
@@ -93,9 +136,12 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "site": "3.attn",
         "quantity": "residual_norm",
         "depth": "contribution",
-        "head": "2",
+        "head": "max",
         "way": "",
+        "layer": "rollout",
+        "compare": "difference",
     }
+    assert payload(app)["panels"][0]["follow"]["text"] == "' king'"
     assert [panel["name"] for panel in payload(app)["panels"]] == ["attnres-full"]
     assert forward_passes == [PROMPT]
     assert url(app) == asked
@@ -124,19 +170,19 @@ def test_a_prompt_over_the_context_is_cut_with_a_notice() -> None:
     app = open_app(prompt="so it was " * 200)
     assert not app.exception
     assert "cut off" in texts(app)
-    n_ctx = loaders.load(str(app.selectbox[0].value)).model.cfg.n_ctx
+    n_ctx = loaders.load(str(app.selectbox("model_a").value)).model.cfg.n_ctx
     assert len(payload(app)["panels"][0]["tokens"]) == n_ctx
 
 
 def test_a_new_prompt_runs_once_per_model_and_comes_back_from_the_cache(forward_passes: list[str]) -> None:
     app = open_app(prompt=PROMPT)
     app.text_area(key="prompt").set_value("another word")
-    app.button[0].click().run()
+    pressed(app, "Run")
     assert not app.exception
     assert forward_passes == [PROMPT, PROMPT, "another word", "another word"]
     assert url(app)["prompt"] == "another word"
     app.text_area(key="prompt").set_value(PROMPT)
-    app.button[0].click().run()
+    pressed(app, "Run")
     assert len(forward_passes) == 4
     assert "".join(payload(app)["panels"][0]["tokens"][1:]) == PROMPT
 
@@ -160,7 +206,7 @@ def test_damaged_weights_get_a_sentence(forward_passes: list[str], monkeypatch: 
 
 def test_no_hook_is_left_on_a_model(forward_passes: list[str]) -> None:
     app = open_app(prompt=PROMPT)
-    model = loaders.load(str(app.selectbox[0].value)).model
+    model = loaders.load(str(app.selectbox("model_a").value)).model
     assert not any(point.active for point in model.hook_dict.values())
 
 

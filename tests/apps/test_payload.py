@@ -7,6 +7,7 @@ import copy
 import json
 import random
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -176,6 +177,8 @@ def test_nothing_but_json_and_the_revision_follows_the_content(traces: dict[str,
         "depth": "weights",
         "head": "mean",
         "way": "",
+        "layer": "cross",
+        "compare": "both",
     }
 
 
@@ -230,14 +233,15 @@ def test_a_model_that_reads_in_several_ways_sends_each_of_them() -> None:
 
 
 def test_prompts_are_aligned_by_a_stated_rule_and_never_stretched() -> None:
+    rules: tuple[Literal["left", "right"], ...] = ("left", "right")
     model = tiny("standard")
     dice = random.Random()
     for _ in range(5):
         lengths = dice.sample(range(2, 12), 2)
         a, b = (t2lens.trace(model, [dice.randrange(50) for _ in range(n)]) for n in lengths)
-        for rule in ("left", "right"):
+        for rule in rules:
             found = maps_payload([a, b], align=rule)["alignment"]
-            pairs = align(*lengths, rule)  # the rule that patching follows
+            pairs = align(lengths[0], lengths[1], rule)  # the rule that patching follows
             assert {q - p for p, q in pairs} == {found["shift"]} and found["rule"] == rule
             assert str(abs(lengths[0] - lengths[1])) in found["text"] and "none beside" in found["text"]
     assert maps_payload([a])["alignment"] is None
@@ -344,7 +348,7 @@ def test_two_models_at_2048_tokens_and_97_rows_stay_under_three_megabytes() -> N
     )
     trace = t2lens.Trace(data, short._meta)
     payload = fitted_payload([trace, trace], quantity="residual_norm")
-    assert payload["lean"] and payload["precision"] == "f2"
+    assert payload["lean"] and payload["precision"] == "f4"
     assert len(payload["panels"][0]["rows"]) == 98
     assert len(json.dumps(payload)) < BUDGET
     assert unpack(payload["panels"][0]["ways"][""]["grids"]["residual_norm"]).shape == (98, 2048)
