@@ -136,7 +136,8 @@ def _subtract(a: Series, b: Series) -> Series:
         if (ours and (ours.name, ours.full)) != (theirs and (theirs.name, theirs.full)):
             axis = ours.label if ours else name
             raise ValueError(f"A and B do not have the same places on the axis {axis!r}, so B \u2212 A has no meaning.")
-    values = np.subtract(b.values, a.values, dtype=np.result_type(a.values, b.values, np.float32))
+    with np.errstate(invalid="ignore"):  # infinite in both: no difference
+        values = np.subtract(b.values, a.values, dtype=np.result_type(a.values, b.values, np.float32))
     return replace(
         a, values=values, signed=True, label=f"B \u2212 A, {a.label}", kind=a.kind if a.kind != "stack" else "bars"
     )
