@@ -74,21 +74,18 @@ def finding_csv(finding: Any) -> bytes:
     writer.writerow(["variable", *axes, *words, "unit", "value"])
     for name, variable in data.data_vars.items():
         values = variable.values
-        floating = values.dtype.kind == "f"
-        where = np.nonzero(~np.isnan(values)) if floating else tuple(np.indices(values.shape).reshape(values.ndim, -1))
-        blank = [""] * (len(where[0]) if where else 1)
+        there = ~np.isnan(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)
+        where = np.nonzero(there) if values.ndim else ()
+        blank = [""] * int(there.sum())
         columns: dict[str, Any] = {}
         for dim, index in zip(variable.dims, where, strict=True):
             labels = data[dim].values.astype(str) if dim in data.coords else np.arange(data.sizes[dim]).astype(str)
             columns[str(dim)] = labels[index]
             columns |= {word: data[word].values.astype(str)[index] for word in words if data[word].dims == (dim,)}
-        if values.ndim:
-            chosen = values[where]
-        else:
-            chosen = values.reshape(1) if not floating or not np.isnan(values) else values.reshape(1)[:0]
+        chosen = values[there]
         order = [columns.get(column, blank) for column in (*axes, *words)]
         unit = variable.attrs.get("unit", "")
-        for row in zip(*order, [unit] * len(chosen), chosen.astype(str), strict=False):
+        for row in zip(*order, [unit] * len(chosen), chosen.astype(str), strict=True):
             writer.writerow([str(name), *row])
     return out.getvalue().encode()
 
