@@ -6,6 +6,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.apps.listing import badge, edits_label, short_list
 from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL, PROMPT_LIMIT
 
 __all__ = ["controls", "header", "tell"]
@@ -21,10 +22,13 @@ STYLE = """<style>
 {height: 9rem; font-family: monospace; font-size: 0.85rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}
 .st-key-pages p {font-size: 0.9rem;}
+.stSelectbox [data-testid="stWidgetLabel"] p {white-space: nowrap;}
+.stSelectbox [data-testid="stWidgetLabel"] .stMarkdownBadge {font-size: 0.72rem;}
+.st-key-presets button, .st-key-edit-list button {min-height: 1.7rem; padding: 0 0.5rem;}
+.st-key-edit-list [class*="st-key-moves"] button {padding: 0 0.2rem;}
 .st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
 
-EXAMPLE = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
 WORDS = {NO_MODEL: "no model B", CLEAN: "A without its edits"}
 
 
@@ -42,12 +46,13 @@ def header() -> Any:
 def controls(names: list[str]) -> None:
     """Models, edits and prompts, under the keys of the selection."""
     state = st.session_state
-    a, b, edits, rest = st.columns([2, 2, 1.3, 8.3], vertical_alignment="bottom")
-    a.selectbox("Model A", names, key="model_a")
-    b.selectbox("Model B", [*names, CLEAN, NO_MODEL], key="model_b", format_func=_named)
-    with edits.popover("Edits of A" if state["edits"].strip() else "Edits", width="stretch"):
-        st.text_area("Edits of model A, as JSON", key="edits", height=150, max_chars=PROMPT_LIMIT, placeholder=EXAMPLE)
-        st.caption(f"Choose \u201c{WORDS[CLEAN]}\u201d as B to see both. `t2lens.Edit` says what an edit can be.")
+    a, b, edits, rest = st.columns([2.3, 2.3, 1.35, 7.7], vertical_alignment="bottom")
+    for place, letter, offered in ((a, "A", names), (b, "B", [*names, CLEAN, NO_MODEL])):
+        key = f"model_{letter.lower()}"
+        verified, checks = badge(state[key])
+        place.selectbox(f"Model {letter}{verified}", offered, key=key, format_func=_named, help=checks)
+    with edits.popover(edits_label(), width="stretch"):
+        short_list()
     with rest.form("prompt-form", border=False):
         text, own, button = st.columns([8, 1.3, 1.2], vertical_alignment="bottom")
         text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)

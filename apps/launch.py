@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from t2lens.apps import dashboard_file
+from t2lens.apps.uploads import LIMIT_MB
 
 __all__ = ["run"]
 
@@ -14,7 +15,7 @@ HOST = "127.0.0.1"
 OPTIONS = {
     "server_address": HOST,
     "server_fileWatcherType": "none",  # watching torch's lazy modules raises, and there is nothing to watch
-    "server_maxUploadSize": 1,
+    "server_maxUploadSize": LIMIT_MB,
     "browser_gatherUsageStats": False,
     "browser_serverAddress": HOST,
     "client_toolbarMode": "minimal",
@@ -67,6 +68,8 @@ def _warm() -> None:
     chosen = first_view(names)
     for name in {chosen.model_a, chosen.model_b}:
         try:
-            loaders.trace(loaders.load(name), chosen.prompt)
+            loaded = loaders.load(name)
+            loaders.trace(loaded, chosen.prompt)
+            loaders.verification(loaded)
         except ValueError as error:  # the page will say so too, and other models may work
             sys.stderr.write(f"{error}\n")

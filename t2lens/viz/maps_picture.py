@@ -407,7 +407,7 @@ def _grid_height(drawn: _Map) -> int:
 def _badge(one: Any, x: float, y: float, look: Any) -> str:
     checks = one.verify()
     failed = [check.name for check in checks if not check.passed]
-    words = f"failed: {', '.join(failed)}" if failed else f"verified ({len(checks)} checks)"
+    words = f"this trace fails: {', '.join(failed)}" if failed else f"this trace: {len(checks)} checks hold"
     return _text(x, y, words, 11, look.bad if failed else look.good, anchor="end")
 
 

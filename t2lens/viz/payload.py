@@ -418,7 +418,7 @@ def _badge(checks: Sequence[Any]) -> dict[str, Any]:
         return {"ok": False, "text": "not verified", "lines": ["This trace carries no checks."]}
     failed = [check.name for check in checks if not check.passed]
     lines = [f"{'ok  ' if c.passed else 'FAIL'} {c.name}: {c.value:.3g} (limit {c.limit:.3g})" for c in checks]
-    text = f"failed: {', '.join(failed)}" if failed else f"verified ({len(checks)} checks)"
+    text = f"this trace fails: {', '.join(failed)}" if failed else f"this trace: {len(checks)} checks hold"
     return {"ok": not failed, "text": text, "lines": lines}
 
 

@@ -68,7 +68,8 @@ SYSTEMS: dict[str, Explanation] = {
     ),
     "open-attnres": Explanation(
         title="Open ports of Attention Residuals",
-        equation=r"h_l = (1-\gamma)\,x + \gamma\,h,\quad h = m_l\ \mathrm{or}\ x + m_l,\qquad m_l = \sum_j \mathrm{softmax}_j(s_{l})_j\, v_j",
+        equation=r"h_l = (1-\gamma)\,x + \gamma\,h,\quad h = m_l\ \mathrm{or}\ x + m_l,\quad "
+        r"m_l = \sum_j \mathrm{softmax}_j(s_{l})_j\, v_j",
         words="Programs that were published before the authors' own, and differ from the paper and from each "
         "other: in what the sources are (sums that hold the embedding twice, or single writes), whether the "
         "mixture replaces the stream or adds to it, and a gate between the two.",

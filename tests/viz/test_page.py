@@ -137,7 +137,7 @@ def test_notices_and_failed_checks_reach_the_page():
     payload = unpack(page(trace))
     assert "context 32" in payload["notes"][0]
     trace._meta["checks"][1]["value"] = 1.0
-    assert "failed" in unpack(page(trace))["panels"][0]["badge"]["text"]
+    assert "fails" in unpack(page(trace))["panels"][0]["badge"]["text"]
 
 
 def test_without_scripts_the_text_summary_stands():

@@ -1,0 +1,278 @@
+"""The page of edits: build, list, mute, reorder and share them, and see at once what they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from t2lens.apps import loaders
+from t2lens.apps.building import build, from_node
+from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.edits import Entries, can_undo, changed, edit_of, entries, put, sentence, undo, written
+from t2lens.apps.export import theme
+from t2lens.apps.frame import Frame, Page
+from t2lens.apps.header import tell
+from t2lens.apps.state import PROMPT_LIMIT, Cell, fit_cell
+from t2lens.edits import edits_to_json, read_edits
+from t2lens.edits.presets import presets
+from t2lens.viz.change import kl_strip, next_tokens
+from t2lens.viz.labels import glyphs
+
+__all__ = ["EDITS_PAGE", "snippet"]
+
+
+def editing(frame: Frame) -> None:
+    state, side = st.session_state, frame.sides[0]
+    clean = loaders.trace(side.loaded, side.prompt)
+    sites = ["embed", *map(str, clean.of_way().dataset["read"].values)]
+    cell = state["cell"] if state["cell"] is None or state["cell"].panel == 0 else None
+    state["cell"], moved = fit_cell(cell, [len(clean.tokens)], [sites])
+    tell(moved if frame.first else [])
+    left, right = st.columns([1.08, 1], gap="large")
+    with left:
+        _builder(side.loaded.model, clean.tokens)
+        _listed(side.loaded.model)
+    with right:
+        _effect(side, clean.tokens)
+    _export(side)
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def _builder(model: Any, tokens: list[str]) -> None:
+    cell: Cell = st.session_state["cell"]
+    with st.container(key="builder"):
+        title, node = st.columns([2.2, 1.2], vertical_alignment="center")
+        title.markdown("**Build an edit of A**")
+        words = f"At the node {cell.site}, {glyphs(tokens[cell.pos])}"
+        node.button(
+            words, key="from-node", on_click=from_node, args=(cell,), width="stretch", help="Its site, its position"
+        )
+        try:
+            edit = build(model, tokens, cell)
+            told = edit.check(model)
+        except (ValueError, TypeError, KeyError) as error:
+            with st.container(key="edit-sentence"):
+                st.text(f"Not yet: {error.args[0]}")
+            st.button("Add", key="add-edit", disabled=True, type="primary")
+            return
+        with st.container(key="edit-sentence"):
+            st.text(edit.describe())
+            for each in told:
+                st.caption(_plain(each))
+        st.button("Add", key="add-edit", on_click=_act, args=("add", 0, edit.to_dict()), type="primary")
+
+
+def _plain(text: str) -> str:
+    """Text in a place that reads Markdown."""
+    return "".join(f"\\{each}" if each in "\\`*_{}[]()#+-!|<>$~:&" else each for each in text)
+
+
+def _act(what: str, i: int = 0, value: Any = None) -> None:
+    try:
+        put(written(changed(_here(), what, i, value)))
+    except ValueError as error:
+        st.session_state["edits_refused"] = str(error)
+
+
+def _here() -> Entries:
+    """The list, empty where the text is none."""
+    try:
+        return entries(st.session_state["edits"])
+    except ValueError:
+        return []
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+
+def _listed(model: Any) -> None:
+    listed = _here()
+    if refused := st.session_state.pop("edits_refused", ""):
+        tell([refused])
+    with st.container(key="edit-list"):
+        acting = sum(not each.get("muted") for each in listed)
+        title, every, back = st.columns([2.2, 0.8, 0.6], vertical_alignment="center")
+        title.markdown(
+            f"**Edits of A**: {acting} of {len(listed)} act, in this order" if listed else "**Edits of A**: none"
+        )
+        silent = bool(listed) and not acting
+        every.button(
+            "Unmute all" if silent else "Mute all",
+            key="mute-all",
+            on_click=_act,
+            args=("mute_all", 0, not silent),
+            disabled=not listed,
+            width="stretch",
+        )
+        back.button("Undo", key="undo", on_click=undo, disabled=not can_undo(), width="stretch")
+        for i, each in enumerate(listed):
+            _one(model, i, each, len(listed))
+    cell: Cell = st.session_state["cell"]
+    found = presets(model, cell.site)
+    st.caption("To try, at the chosen node or as near to it as there is one:")
+    with st.container(key="presets", horizontal=True, gap="small"):
+        for words, edit in found.items():
+            help_ = _plain(edit.describe())
+            st.button(
+                words,
+                key=f"preset-{words}",
+                on_click=_act,
+                args=("add", 0, edit.to_dict()),
+                type="tertiary",
+                help=help_,
+            )
+
+
+def _one(model: Any, i: int, entry: dict[str, Any], n: int) -> None:
+    acts, words, moves = st.columns([0.35, 5, 1.9], vertical_alignment="center")
+    key = f"acts-{i}"
+    st.session_state[key] = not entry.get("muted")
+    acts.checkbox(
+        "acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key), help="acts, or is muted"
+    )
+    with words:
+        st.text(f"{i + 1}. {sentence(entry)}")
+        try:
+            edit_of(entry).check(model)
+        except (ValueError, TypeError, KeyError) as error:
+            st.caption(f":red[{_plain(f'Not in this model: {error.args[0]}')}]")
+    with moves.container(key=f"moves-{i}", horizontal=True, gap=None, horizontal_alignment="right"):
+        for what, icon, help_, off in (
+            ("up", "keyboard_arrow_up", "earlier", i == 0),
+            ("down", "keyboard_arrow_down", "later", i == n - 1),
+            ("double", "content_copy", "once more", False),
+            ("remove", "close", "remove", False),
+        ):
+            st.button(
+                "",
+                key=f"{what}-{i}",
+                icon=f":material/{icon}:",
+                on_click=_act,
+                args=(what, i),
+                disabled=off,
+                type="tertiary",
+                help=f"{help_}: edit {i + 1}",
+            )
+
+
+def _toggled(i: int, key: str) -> None:
+    _act("mute", i, not st.session_state[key])
+
+
+# --- what they change ------------------------------------------------------------------------------------------------
+
+
+def _effect(side: Any, tokens: list[str]) -> None:
+    cell: Cell = st.session_state["cell"]
+    with st.container(key="edit-effect"):
+        st.markdown("**What they change**: A edited, against A as it is")
+        if not side.edits:
+            st.caption("No edit acts: add one, or try one of those below the list.")
+            return
+        pos = min(cell.pos, len(tokens) - 1)
+        try:
+            with st.spinner("Running both ...", show_time=True):
+                finding = loaders.edit_change(side.loaded, side.prompt, side.edits, pos)
+        except (ValueError, TypeError, KeyError) as error:
+            tell([f"A, {side.name}: {error.args[0] if error.args else error}"])
+            return
+        picture(next_tokens(finding, theme=theme()), key="edit-next")
+        picture(kl_strip(finding, theme=theme()), key="edit-kl", on_pick=_picked)
+        for note in (*finding.notes[: 2 if len(finding.notes) > 1 else 1], *_told(finding, side)):
+            st.text(note)
+
+
+def _told(finding: Any, side: Any) -> list[str]:
+    """What the reader of the edited numbers must know, without the sentences of the list."""
+    said = [edit.describe() for edit in read_edits(side.edits)]
+    return [each for each in finding.notes[1:] if each not in said and not each.startswith("Loss on the prompt")]
+
+
+def _picked() -> None:
+    """A click on a bar chooses its position."""
+    found = read_pick(st.session_state["edit-kl"].get("pick"))
+    cell: Cell = st.session_state["cell"]
+    if found is not None and "pos" in found and cell is not None:
+        st.session_state["cell"] = Cell(panel=0, pos=found["pos"], site=cell.site)
+
+
+# --- to take along ---------------------------------------------------------------------------------------------------
+
+
+def _export(side: Any) -> None:
+    state = st.session_state
+    as_json, as_python = st.columns([1.08, 1], gap="large")
+    with as_json, st.expander("As JSON: edit, import, take along", expanded=False):
+        with st.form("json-form", border=False):
+            state["edits_json"] = state["edits"]
+            st.text_area("Edits of A as JSON", key="edits_json", height=170, max_chars=PROMPT_LIMIT)
+            st.form_submit_button("Apply", on_click=_apply)
+        st.file_uploader(
+            f"A file of edits (.json, at most {PROMPT_LIMIT:,} bytes)",
+            type=["json"],
+            key="edits_file",
+            on_change=_imported,
+            max_upload_size=1,
+        )
+        try:
+            text = edits_to_json(side.edits or ())
+            st.download_button("Download those that act", text, "edits.json", "application/json", key="edits-json")
+        except (ValueError, TypeError):
+            pass
+    with as_python, st.expander("As Python: the same trace", expanded=False):
+        try:
+            st.code(snippet(side.loaded.name, side.prompt, side.edits), language="python", wrap_lines=True)
+        except (ValueError, TypeError) as error:
+            st.text(str(error))
+
+
+def snippet(name: str, prompt: str, edits: str) -> str:
+    """Python that makes the trace of the page: `trace`. ValueError, TypeError as `read_edits`."""
+    found = read_edits(edits or ())
+    lines = [f"    {edit.to_python()},  # {edit.describe()}" for edit in found]
+    listed = "\n".join(["edits = [", *lines, "]"]) if lines else "edits = []"
+    return (
+        f"import t2lens\n\nmodel = t2lens.load({name!r})\n{listed}\n"
+        f"trace = t2lens.trace(model, {prompt!r}, edits=edits)\ntrace\n"
+    )
+
+
+def _apply() -> None:
+    _take(st.session_state["edits_json"])
+
+
+def _imported() -> None:
+    file = st.session_state["edits_file"]
+    if file is None:
+        return
+    if file.size > PROMPT_LIMIT:
+        st.session_state["edits_refused"] = (
+            f"The file has {file.size} bytes; a list of edits has at most {PROMPT_LIMIT}."
+        )
+        return
+    try:
+        text = file.getvalue().decode()
+    except UnicodeDecodeError:
+        st.session_state["edits_refused"] = "The file is no text, so it holds no edits."
+        return
+    _take(text)
+
+
+def _take(text: str) -> None:
+    """The list of a text, where every entry is an edit; else a sentence, and nothing is changed."""
+    try:
+        listed = entries(text)
+        for i, each in enumerate(listed):
+            try:
+                edit_of(each)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"Edit {i + 1}: {error}") from None
+        put(written(listed))
+    except ValueError as error:
+        st.session_state["edits_refused"] = str(error)
+
+
+EDITS_PAGE = Page(path="edits", title="Edits", draw=editing)
