@@ -60,6 +60,8 @@ def two_axes(frame: Frame) -> None:
     tell([*notices, *(moved if frame.first else [])])  # after a new prompt, moving the node into it needs no word
     each = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
     continue_prompt(frame)
+    if frame.first:  # another page may have moved the node
+        state.pop("payload", None)
     payload = _payload((each, tuple(follow), frame.selection.align), traces, frame.selection.align)
     maps(payload, key="maps", on_change=_chosen)
     maps_export(frame.tools, frame.sides, traces, follow)
