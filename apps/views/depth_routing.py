@@ -199,7 +199,7 @@ def _maps(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
 
 
 def _width(n: int) -> int:
-    return {1: 1000, 2: 560}.get(n, 400)
+    return {1: 1000, 2: 560}.get(n, 370)
 
 
 class _Pictures:
@@ -371,7 +371,7 @@ def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
         found = _side_by_side(every, lambda each: each.side.analyse("content", options, passages=CONTENT))
     for place, each, finding in found:
         what = "Of own depth weights." if "source" in finding.dataset.dims else "Of coefficients of atoms."
-        counted = f"{what} {finding.notes[0].split('. ')[0]}."
+        counted = f"{what} {finding.notes[0].split('. ')[0]}, start tokens counted."
         look = {"width": _width(len(every)), "counted": counted, "chosen": state["cell"].site}
         with place:
             pictures.draw(f"content-{each.side.letter}", functools.partial(content_picture, finding, **look))
