@@ -104,7 +104,9 @@ def _control(frame: Frame) -> None:
         f"Up to {MOST} tokens, until the context of {side.loaded.model.cfg.n_ctx} is full. Each token goes into the "
         "prompt, and the page is drawn anew: a full pass over the text so far, exact under every edit."
     )
-    st.code(generation_python(side, options_of(state, side)), language="python")
+    code = generation_python(side, options_of(state, side)) if written is None else written.code
+    st.caption("In Python:" if written is None else "What was written, in Python:")
+    st.code(code, language="python")
 
 
 def _begin(frame: Frame, side: Side) -> None:
@@ -144,6 +146,7 @@ def _writing(side: Side, finding: Any, state: Any, frame: Frame) -> Writing:
         finding=finding,
         said=f"{side.letter}, {side.name}",
         notices=(*notices, *(note for note in finding.notes if "context" in note)),
+        code=generation_python(side, options_of(state, side)),
         chosen=chosen(state),
     )
 

@@ -26,7 +26,8 @@ class Writing:
 
     panel: whose continuation. key: the prompt that grows, as the session names it, from `prompt` over `texts`; counts:
     how many new tokens each of these has; pos: its last position. finding: of `continue_text`. said: who writes.
-    notices: what must be said at the end. chosen: what else was chosen; when it changes, the writing ends.
+    notices: what must be said at the end. code: the Python that writes the same. chosen: what else was chosen; when it
+    changes, the writing ends.
     """
 
     panel: int
@@ -38,6 +39,7 @@ class Writing:
     finding: Any
     said: str
     notices: tuple[str, ...]
+    code: str
     chosen: tuple[Any, ...]
     done: int = 0
     stopped: bool = False

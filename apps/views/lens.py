@@ -22,7 +22,7 @@ from t2lens.viz.new_tokens import first_difference, new_tokens_picture
 from t2lens.viz.payload import alignment
 from t2lens.viz.shares import path_strips, share_bars, shares_of
 
-__all__ = ["LENS_PAGE"]
+__all__ = ["LENS_PAGE", "picked"]
 
 COLUMNS, PATHS, WIDTH = 13, 10, 676
 """Positions that the grid shows, paths that are listed, pixels of a picture: two stand side by side at 1440."""
@@ -177,12 +177,17 @@ def _mount(svg: str, key: str, panel: int, width: int = WIDTH) -> None:
 
 def _picked(key: str, panel: int) -> None:
     """A click on what a node wrote or read: the node is the shared one, on every page."""
-    reported = st.session_state[key].get("pick")
-    node, cell = read_pick(reported), st.session_state["cell"]
-    if node is not None and reported.get("panel") in ("0", "1"):  # a picture of both sides says whose it is
+    st.session_state["cell"] = picked(st.session_state[key].get("pick"), panel, st.session_state["cell"])
+
+
+def picked(reported: Any, panel: int, cell: Cell) -> Cell:
+    """The node that a picture of `panel` reports as clicked; what it does not say is that of `cell`."""
+    node = read_pick(reported)
+    if node is None:
+        return cell
+    if reported.get("panel") in ("0", "1"):  # a picture of both sides says whose node it is
         panel = int(reported["panel"])
-    if node is not None:
-        st.session_state["cell"] = Cell(panel=panel, pos=node.get("pos", cell.pos), site=node.get("site", cell.site))
+    return Cell(panel=panel, pos=node.get("pos", cell.pos), site=node.get("site", cell.site))
 
 
 def _theme() -> ThemeName:
