@@ -34,7 +34,8 @@ def variables_of(
     patterns: dict[str, Tensor],
     form: str,
     touched: Marks,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
+    """(variables, coordinates, contributions [A, 1, T, D] of the last read)"""
     residual, n_pos = model.residual, tokens.shape[1]
     sources = model.source_order()
     reads = [read.name for read in model.reads]
@@ -49,6 +50,7 @@ def variables_of(
     for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
         there = 0 if read.name in touched.lost else read.site.seen + 1  # atoms written before this read
         mixing[i][:, :there] = _array(row[:there, 0].T)
+    share = torch.empty(0)
     for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
         there = 0 if read.name in touched.lost else read.site.seen + 1
         length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
@@ -125,7 +127,7 @@ def variables_of(
         "key": np.arange(n_pos),
         "layer": np.arange(model.cfg.n_layers),
     }
-    return out, coords
+    return out, coords, share
 
 
 def edit_effect(edited: Tensor, clean: Tensor) -> np.ndarray:
@@ -135,14 +137,14 @@ def edit_effect(edited: Tensor, clean: Tensor) -> np.ndarray:
 
 
 def followed_variables(
-    model: Transformer, record: ForwardRecord, logits: Tensor, followed: Followed, form: str, touched: Marks
+    model: Transformer, record: ForwardRecord, logits: Tensor, followed: Followed, last: Tensor, touched: Marks
 ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(variables, coordinates); last: contributions [A, 1, T, D] of the last read."""
     parts = None
     if not touched.readout and "out" not in touched.lost and model.unembed.is_linear:
         used = record.reads["out"][0].double()
         put_in = used - record.made["out"][0].double() if "out" in touched.reads else torch.zeros_like(used)
-        *_, (_, share) = contributions_by_read(model.residual, record, form)
-        parts = torch.cat([share[:, 0].double(), put_in.unsqueeze(0)])
+        parts = torch.cat([last[:, 0].double(), put_in.unsqueeze(0)])
     reads = {read.name: record.reads[read.name][0] for read in model.reads}
     top = min(_TOP, model.cfg.d_vocab)
     return follow_variables(model, reads, logits[0], followed, parts, top, plain=not touched.readout)

@@ -268,13 +268,13 @@ def trace(
     followed = None if follow is None else Followed.of(model, tokens[0], follow)
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
-    variables, coords = variables_of(model, record, tokens, logits, patterns, form, touched)
+    variables, coords, last = variables_of(model, record, tokens, logits, patterns, form, touched)
     if wanted:
         clean, reads = model.record(tokens).reads, [read.name for read in model.reads]
         effect = np.stack([edit_effect(record.reads[read][0], clean[read][0]) for read in reads])
         variables["edit_effect"] = (("read", "pos"), effect, {"meaning": "|edited - clean| / |clean| of the read"})
     if followed is not None:
-        found = followed_variables(model, record, logits, followed, form, touched)
+        found = followed_variables(model, record, logits, followed, last, touched)
         variables, coords = variables | found[0], coords | found[1]
     strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])
     coords["token"] = ("pos", np.array(strings, dtype=object))
