@@ -124,6 +124,7 @@ View.prototype.half = function (parent, p, i) {
   const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
   const effects = site === "embed" ? null : p.answer("effects", { pos, site }),
     effect = (name) => (effects ? effects.values[name] : undefined),
+    brief = (v) => (Number.isFinite(v) ? fmt(v, 2) : v), // room for four columns
     tiny = (v) => Number.isFinite(v) && Math.abs(v) < (effects.floor || 0); // rounding
   const rankedBy = effects && this.rank === "effect";
   const by = (mode, over) =>
@@ -153,7 +154,7 @@ View.prototype.half = function (parent, p, i) {
   const span = ({ atoms }) => (atoms.length > 1 ? `${atoms[0]} \u2026 ${atoms[atoms.length - 1]}` : atoms[0]);
   const has = (over) => effects && (effects.over === over || (plain && effects.over === "atom")),
     extra = (over) => (has(over) ? ["effect"] : []),
-    plus = (over, name) => (has(over) ? [tiny(effect(name)) ? `< ${fmt(effects.floor, 1)}` : effect(name)] : []);
+    plus = (over, name) => (has(over) ? [tiny(effect(name)) ? `< ${fmt(effects.floor, 1)}` : brief(effect(name))] : []);
   if (own.length && plain && effects) own.sort((a, b) => (rankedBy ? size(effect(b.name)) - size(effect(a.name)) : 0));
   if (effects) this.rankChoice(parent);
   if (own.length)
