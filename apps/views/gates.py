@@ -369,7 +369,8 @@ def _export(frame: Frame, focused: list[Focus]) -> None:
     chosen = {"by": state["gates_by"], "at": at, "beta": state["gates_beta"], "look": look}
     found: list[Download] = []
     for each in focused:
-        name, of = stem("gates", each.side.name), f"{each.side.letter} " if len(focused) > 1 else ""
+        name = stem("gates", each.side.letter.lower() if len(focused) > 1 else "", each.side.name)
+        of = f"{each.side.letter} " if len(focused) > 1 else ""
         for what in ("map", "tokens", "spectrum", "curve"):
             svg = functools.partial(_picture_of, each, what, **chosen)
             found += [

@@ -116,6 +116,7 @@ def test_sliding_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_kept_is_an_edit_of_a_and_shows_against_clean(pictures: dict[str, str]) -> None:
     app = open_page(a="ddl", b="clean", node="A:3:2.mlp", gates_beta="0.2", gates_at="position")
+    assert not app.exception
     app.button(key="gates_keep").click().run()
     assert not app.exception
     kept = {"target": "gate", "name": "beta", "site": "2.mlp", "operation": "set", "value": 0.2, "positions": [3]}
