@@ -44,9 +44,10 @@ def texts(app: AppTest) -> str:
 def numbers(app: AppTest, i: int = 0) -> dict[tuple[str, str], float]:
     """(read, source) -> what the table of side i shows, without what does not exist."""
     table = app.dataframe[i].value
+    rows = table.to_dict("records")
     return {
-        (row["read"], name): row[name]
-        for _, row in table.iterrows()
+        (str(row["read"]), str(name)): float(row[name])
+        for row in rows
         for name in table.columns[1:]
         if row[name] is not None and np.isfinite(row[name])
     }
