@@ -121,7 +121,6 @@ def _listed(model: Any) -> None:
                 key=f"preset-{words}",
                 on_click=_act,
                 args=("add", 0, edit.to_dict()),
-                type="tertiary",
                 help=help_,
             )
 
