@@ -82,12 +82,12 @@ def gates(frame: Frame) -> None:
         with left:
             _map(frame, focused[0], width)
         with right:
-            _other(focused, width)
+            _other(frame, focused, width)
         with middle:
             _sublayer(frame, focused[0], focused, width)
     else:
-        _beside(frame, focused, lambda each: _map(frame, each, width))
-        _other(focused, width)
+        _beside(frame, focused, lambda each: _map(frame, each, width), _without)
+        _other(frame, focused, width)
         _beside(frame, focused, lambda each: _sublayer(frame, each, focused, width))
     _export(frame, focused)
 
@@ -96,15 +96,20 @@ def _has_beta(side: Side) -> bool:
     return side.loaded.model.cfg.residual.kind == "ddl"
 
 
-def _beside(frame: Frame, focused: list[Focus], show: Callable[[Focus], None]) -> None:
-    """What `show` draws of every side with gates, side by side; in the place of another, what it is."""
+def _beside(
+    frame: Frame,
+    focused: list[Focus],
+    show: Callable[[Focus], None],
+    instead: Callable[[Side], None] = lambda side: None,  # noqa: ARG005
+) -> None:
+    """What `show` draws of every side with gates, each in its place; of another, what `instead` does."""
     for side, place in zip(frame.sides, st.columns(len(frame.sides), gap="medium"), strict=True):
         with place:
             mine = [each for each in focused if each.side is side]
             if mine:
                 show(mine[0])
             else:
-                _without(side)
+                instead(side)
 
 
 # --- what is chosen --------------------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ def _map(frame: Frame, focus: Focus, width: int) -> None:
     _draw(draw.gate_map(data, by=frame.state["gates_by"], title=title, **look), f"gate-map-{letter}", panel)
     _draw(draw.strip(data, title=f"The prompt at {focus.site}", **look), f"gate-strip-{letter}", panel)
     st.html(_table(focus))
-    tell([note for note in focus.tokens.notes if "Bounds" not in note])
+    tell(list(focus.tokens.notes[1:]))  # the first says what the table shows
 
 
 def _table(focus: Focus) -> str:
@@ -198,7 +203,8 @@ def _table(focus: Focus) -> str:
     names, colors = focus.tokens.columns, regimes(theme())
     rows = [dict(zip(names, row, strict=True)) for row in focus.tokens.rows if row[0] == focus.site]
     shown = ["tokens", *(name for name in ("beta", "erased", "written", "alignment") if name in names)]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("regime", *shown, "commonest"))
+    first = "regime" if focus.tokens.dataset.attrs["erases"] else "beta"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in (first, *shown, "commonest"))
     body = []
     for row, color in zip(rows, colors, strict=True):
         cells = [f'<td><i style="background:{color}"></i>{html.escape(str(row["regime"]))}</td>']
@@ -241,23 +247,25 @@ def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> N
 
 
 @st.fragment
-def _other(focused: list[Focus], width: int) -> None:
+def _other(frame: Frame, focused: list[Focus], width: int) -> None:
     """The slider, and what it does to the prediction at the chosen position."""
     first = focused[0]
-    beta, at = _slider(first, beside=len(focused) > 1)
+    beta, at = _slider(first, beside=len(frame.sides) > 1)
     with st.spinner("Running other gates ...", show_time=True):
         curves = [_curve(each, at).dataset for each in focused]
     limits = draw.curve_limits(curves)
     most = max(float(max(c["plain_probability"].max(), c["probability"].max())) for c in curves) * 1.02
-    for i, place in enumerate(st.columns(len(focused), gap="medium")):
-        each, data = focused[i], curves[i]
-        letter, look = each.side.letter, {"theme": theme(), "width": width}
-        with place:
-            title = f"{each.head}: next token after {each.here}"
-            _draw(draw.before_after(data, beta, most=most, title=title, **look), f"gate-tokens-{letter}")
-            st.caption(draw.kl_words(data, beta))
-            title = f"{each.head}: beta of {each.site} at {AT[at]}"
-            _draw(draw.curve(data, beta, limits=limits, title=title, **look), f"gate-curve-{letter}")
+
+    def show(each: Focus) -> None:
+        data, letter = curves[focused.index(each)], each.side.letter
+        look: dict[str, Any] = {"theme": theme(), "width": width}
+        title = f"{each.head}: next token after {each.here}"
+        _draw(draw.before_after(data, beta, most=most, title=title, **look), f"gate-tokens-{letter}")
+        st.caption(draw.kl_words(data, beta))
+        title = f"{each.head}: beta of {each.site} at {AT[at]}"
+        _draw(draw.curve(data, beta, limits=limits, title=title, **look), f"gate-curve-{letter}")
+
+    _beside(frame, focused, show)
     if first.side.letter == "A":
         where = {"positions": [first.pos]} if at == "position" else {}
         edit = {"target": "gate", "name": "beta", "site": first.site, "operation": "set", "value": beta, **where}

@@ -147,8 +147,8 @@ def check_system(model: Any) -> None:
 
 @torch.no_grad()
 def measured(model: Any, batch: Batch, others: bool, transport_tokens: int) -> Measured:
-    """All numbers of the audit; `others`: run counterfactuals as well; without `transport_tokens` nothing is measured of
-    the operator form."""
+    """All numbers of the audit; `others`: run counterfactuals as well; without `transport_tokens` nothing of the
+    operator form."""
     residual, cfg = model.residual, model.cfg.residual
     n_writes, width = len(model.sites) - 1, model.cfg.d_model
     most = min(_BYTES // (8 * n_writes * width), _BYTES // (4 * model.cfg.d_vocab))

@@ -112,15 +112,16 @@ def _measured(
     """kl, kl_mean, loss [value] in nats, and probability [value + 1, vocab] at the position, as it is in the last
     row."""
     plain = logits.double().log_softmax(dim=-1)  # [1, T, V]
-    base = batch.losses(logits)
+    p, base = plain[0].exp(), batch.losses(logits)
+    own = (p * plain[0]).sum(dim=-1)  # [T]
     known = model.cfg.causal and bool(batch.predicts.any())
     n, device = len(variants), logits.device
     kl, kl_mean, loss = (torch.full((n,), torch.nan, dtype=torch.float64, device=device) for _ in range(3))
     probability = torch.empty(n + 1, plain.shape[-1], dtype=torch.float64, device=device)
-    probability[n] = plain[0, column].exp()
+    probability[n] = p[column]
     for which, changed in run_variants(model, record, variants):
         logprob = changed.double().log_softmax(dim=-1)
-        each = (plain.exp() * (plain - logprob)).sum(dim=-1).clamp(min=0)  # [R, T]
+        each = (own - torch.einsum("rtv,tv->rt", logprob, p)).clamp(min=0)  # [R, T]
         kl[which] = each[:, column]
         kl_mean[which] = each[:, batch.valid[0]].mean(dim=-1)
         if known:

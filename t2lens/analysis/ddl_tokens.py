@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,15 +180,18 @@ def gate_spectrum(model: Transformer, input: Any, attention_mask: Any = None, *,
     """
     check_system(model)
     batch = read_batch(model, input, attention_mask)
-    at = batch.count(place(batch, pos))  # among the real tokens
+    column = place(batch, pos)
+    at = batch.count(column)
     seen = written(model, batch, torch.tensor([0], device=batch.tokens.device))
+    alone = torch.zeros_like(seen.valid)
+    alone[0, seen.valid[0].nonzero()[at]] = True
+    seen = replace(seen, valid=alone)  # measured at that token alone
     cfg: Any = model.cfg.residual
     gates = Gates(k_eps=cfg.k_eps, erases=cfg.edit == "delta")
-    directions, betas = gates.add(model.residual, seen)
+    k, beta = gates.add(model.residual, seen)
     if gates.n_broken:
         raise ValueError(f"{gates.n_broken} gates, states and logits are NaN or infinite, so there is no spectrum.")
-    k, beta = directions[at : at + 1], betas[at : at + 1]
-    start = next(before for _, before, _ in states(model.residual, seen.record))[seen.valid][at : at + 1].double()
+    start = next(before for _, before, _ in states(model.residual, seen.record))[alone].double()
     acting = beta if gates.erases else torch.zeros_like(beta)  # or the operator is the identity
     carried = transport(k, acting, start)
     width = model.cfg.d_model
@@ -216,7 +220,7 @@ def gate_spectrum(model: Transformer, input: Any, attention_mask: Any = None, *,
         coords={"site": sites, "atom": list(model.atoms), "direction": np.arange(1, values.shape[1] + 1)},
         attrs={"system": model.cfg.residual.describe(), "erases": int(gates.erases), "pos": at},
     )
-    token = batch.strings[0][place(batch, pos)]
+    token = batch.strings[0][column]
     betas_, eigen = dataset["beta"].values, dataset["eigenvalue"].values
     survival, rank = dataset["survival"].values, dataset["rank"].values
     rows: list[tuple[Value, ...]] = [

@@ -268,11 +268,11 @@ def spectrum(
     for value in (-1.0, 0.0, 1.0):
         plot.line_at(value, across=False, color=look.mute if value == 0 else look.hair)
     plot.xticks([-1, 0, 1])
-    step = max(1, math.ceil(12 / (plot.inner_h / n)))
+    step, at = max(1, math.ceil(12 / (plot.inner_h / n))), sites.index(site) if site in sites else -n
     for i, name in enumerate(sites):
         y, chosen = plot.y(i + 0.5), name == site
         color = look.ink if chosen else look.mute
-        if i % step == 0 or chosen:
+        if chosen or (i % step == 0 and abs(i - at) * plot.inner_h / n >= 11):
             body = _said(plot.left - 6, y + 3.8, name, color, anchor="end", weight=600 if chosen else 400, size=10)
             plot.marks.append(body)
         value, beta = float(eigen[i]), float(data["beta"].values[i])
