@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.apps import loaders
 from t2lens.apps.frame import Frame, Refusal, Side
 from t2lens.apps.header import tell
 from t2lens.apps.state import Parameter, one_of, whole
@@ -175,7 +176,12 @@ def generation_python(side: Side, options: dict[str, Any]) -> str:
     given = {"temperature": options.get("temperature", 0), **{k: v for k, v in options.items() if k != "n"}}
     words = "".join(f", {key}={value!r}" for key, value in given.items())
     call = f"model.generate(prompt, {options['n']}{words})"
-    lines = ["import t2lens", "", f"model = t2lens.load({side.loaded.name!r})", f"prompt = {side.prompt!r}"]
+    lines = [
+        "import t2lens",
+        "",
+        f"model = t2lens.load({loaders.address(side.loaded.name)!r})",
+        f"prompt = {side.prompt!r}",
+    ]
     if side.edits:
         lines += [f"edits = {side.edits!r}", "with t2lens.edited(model, edits):", f"    text = {call}"]
     else:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
+from t2lens.analysis.catalog import analysis
 from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.generation import GENERATION, continue_prompt, generation_python, options_of
 from t2lens.apps.header import tell
+from t2lens.apps.loaders import address
 from t2lens.apps.state import Cell, fit_cell, flag, one_of, text
 from t2lens.readout import token_id
-from t2lens.viz.colors import ThemeName
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
 from t2lens.viz.payload import alignment
+from t2lens.viz.raster import to_png
 from t2lens.viz.shares import path_strips, share_bars, shares_of
 
 __all__ = ["LENS_PAGE", "picked"]
@@ -55,17 +59,53 @@ class View:
         return glyphs(self.side.loaded.model.to_str_tokens([token])[0])
 
 
+@dataclass
+class _Drawn:
+    """What the page shows, to take home: pictures by name, and findings with how they were asked for."""
+
+    pictures: dict[str, str] = field(default_factory=dict)
+    findings: dict[str, tuple[Side, str, dict[str, Any], Any]] = field(default_factory=dict)
+
+    def ask(self, side: Side, key: str, options: dict[str, Any]) -> Any:
+        """The finding of an analysis of a side. Refusal: it cannot give it."""
+        found = side.analyse(key, options)
+        self.findings[f"{key}-{side.letter}"] = (side, key, options, found)
+        return found
+
+    def downloads(self, name: str) -> list[Download]:
+        found = []
+        for key, svg in self.pictures.items():
+            file = stem(name, key)
+            found.append(Download(label=f"SVG: {key}", file=f"{file}.svg", mime="image/svg+xml", make=svg.encode))
+            found.append(Download(label=f"PNG: {key}", file=f"{file}.png", mime="image/png", make=partial(to_png, svg)))
+        for key, (*_, each) in self.findings.items():
+            file, mime = f"{stem(name, key)}.json", "application/json"
+            found.append(Download(label=f"Numbers (JSON): {key}", file=file, mime=mime, make=each.to_json))
+        return found
+
+    def code(self) -> str:
+        asked = {(side.letter, key): (side, options) for side, key, options, _ in self.findings.values()}
+        return "\n\n".join(
+            analysis_code(analysis(key), address(side.loaded.name), side.prompt, options, passages=0, edits=side.edits)
+            for (_, key), (side, options) in asked.items()
+        )
+
+
 def lens(frame: Frame) -> None:
     with st.spinner("Running the models ...", show_time=True):
         traces = [side.trace() for side in frame.sides]
     tell(list(dict.fromkeys(notice for trace in traces for notice in trace.notices)))
     views = _views(frame, traces)
+    drawn = _Drawn()
     if views:
-        _lens(views)
-        _attribution(views)
-        _paths(views)
-    _generation(frame)
+        _lens(views, drawn)
+        _attribution(views, drawn)
+        _paths(views, drawn)
+    _generation(frame, drawn)
     continue_prompt(frame)
+    with frame.tools:
+        name = stem("lens", *(side.loaded.name for side in frame.sides))
+        export_menu(drawn.downloads(name), code=drawn.code(), key="lens-export")
 
 
 # --- what is looked at -----------------------------------------------------------------------------------------------
@@ -164,14 +204,15 @@ def _read_token(model: Any, given: str | None) -> int | None:
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def _beside(views: list[View], key: str, draw: Callable[[View], str]) -> None:
+def _beside(views: list[View], drawn: _Drawn, key: str, draw: Callable[[View], str]) -> None:
     """A picture of each view, beside each other where there is room. What one of them cannot give is said."""
     with st.container(key=key, horizontal=True, gap="medium"):
         for view in views:
-            _mount(draw(view), f"{key}-{view.side.letter}", view.panel)
+            _mount(drawn, draw(view), f"{key}-{view.side.letter}", view.panel)
 
 
-def _mount(svg: str, key: str, panel: int, width: int = WIDTH) -> None:
+def _mount(drawn: _Drawn, svg: str, key: str, panel: int, width: int = WIDTH) -> None:
+    drawn.pictures[key] = svg
     picture(svg, key=key, on_pick=lambda: _picked(key, panel), width=width)
 
 
@@ -190,10 +231,6 @@ def picked(reported: Any, panel: int, cell: Cell) -> Cell:
     return Cell(panel=panel, pos=node.get("pos", cell.pos), site=node.get("site", cell.site))
 
 
-def _theme() -> ThemeName:
-    return "dark" if st.context.theme.type == "dark" else "light"
-
-
 def _findings(views: list[View], make: Callable[[View], Any]) -> tuple[list[View], list[Any]]:
     """The views that can give it, and what they give; of the others it is said why not."""
     there, found, notices = [], [], []
@@ -208,12 +245,12 @@ def _findings(views: list[View], make: Callable[[View], Any]) -> tuple[list[View
     return there, found
 
 
-def _lens(views: list[View]) -> None:
+def _lens(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
     _section(
         "Logit lens", "What the readout would say of each read: the likeliest token, in bold where it is followed."
     )
-    views, found = _findings(views, lambda view: view.side.analyse("lens", _target(view)))
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "lens", _target(view)))
     if not views:
         return
     color, columns = state["lens_color"], {}
@@ -224,6 +261,7 @@ def _lens(views: list[View]) -> None:
     by_letter = {view.side.letter: finding for view, finding in zip(views, found, strict=True)}
     _beside(
         views,
+        drawn,
         "lens-grid",
         lambda view: lens_grid(
             by_letter[view.side.letter],
@@ -232,7 +270,7 @@ def _lens(views: list[View]) -> None:
             pos=view.pos,
             positions=columns[view.side.letter],
             limits=limits,
-            theme=_theme(),
+            theme=theme(),
         ),
     )
     shown, n = columns[views[0].side.letter], found[0].dataset.sizes["pos"]
@@ -244,18 +282,19 @@ def _lens(views: list[View]) -> None:
     )
     st.text(f"Followed: {what}. Shown: {part}. A and B share the scale of colours.")
     with st.container(key="lens-lines", horizontal=True, gap="medium"):
-        _mount(_line(views), "lens-line", views[0].panel)
+        _mount(drawn, _line(views), "lens-line", views[0].panel)
         for view, finding in zip(views, found, strict=True):
             if "stream_kl" in finding.dataset and color != "top":
                 title = f"{view.name}: streams at position {view.pos}"
                 _mount(
+                    drawn,
                     stream_grid(
                         finding,
                         title=title,
                         quantity=color,
                         pos=view.pos,
                         limits=_streams(finding, color, view.pos),
-                        theme=_theme(),
+                        theme=theme(),
                     ),
                     f"streams-{view.side.letter}",
                     view.panel,
@@ -280,11 +319,11 @@ def _line(views: list[View]) -> str:
         log=st.session_state["lens_log"],
         title=f"Probability of {' and '.join(words)} by depth",
         width=WIDTH,
-        theme=_theme(),
+        theme=theme(),
     )
 
 
-def _attribution(views: list[View]) -> None:
+def _attribution(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
     _section(
         "Attribution", "What each write adds to the logit, at the recorded norm scale and gates; all shares sum to it."
@@ -295,7 +334,9 @@ def _attribution(views: list[View]) -> None:
     three.selectbox(
         "Shares of", list(OF), key="share_of", format_func=OF.__getitem__, disabled=bool(state["lens_against"])
     )
-    views, found = _findings(views, lambda view: view.side.analyse("logits", _logit(view) | {"by": state["share_by"]}))
+    views, found = _findings(
+        views, lambda view: drawn.ask(view.side, "logits", _logit(view) | {"by": state["share_by"]})
+    )
     if not views:
         return
     sums = {
@@ -308,6 +349,7 @@ def _attribution(views: list[View]) -> None:
     titles = {view.side.letter: finding.title for view, finding in zip(views, found, strict=True)}
     _beside(
         views,
+        drawn,
         "shares",
         lambda view: share_bars(
             sums[view.side.letter],
@@ -315,7 +357,7 @@ def _attribution(views: list[View]) -> None:
             width=WIDTH,
             by_size=state["share_sort"] == "size",
             limits=limits,
-            theme=_theme(),
+            theme=theme(),
         ),
     )
 
@@ -325,22 +367,23 @@ def _logit(view: View) -> dict[str, Any]:
     return options if view.against is None else {**options, "against": view.against}
 
 
-def _paths(views: list[View]) -> None:
+def _paths(views: list[View], drawn: _Drawn) -> None:
     _section(
         "Top paths",
         "The logit as a sum over all paths through writes and positions: the largest, from where they begin. Attention "
         "patterns, norm scales and gates are held.",
     )
-    views, found = _findings(views, lambda view: view.side.analyse("paths", _logit(view) | {"n": PATHS}))
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "paths", _logit(view) | {"n": PATHS}))
     by_letter = {view.side.letter: finding for view, finding in zip(views, found, strict=True)}
     _beside(
         views,
+        drawn,
         "paths",
         lambda view: path_strips(
             by_letter[view.side.letter],
             title=f"{view.name}: {by_letter[view.side.letter].title}",
             width=WIDTH,
-            theme=_theme(),
+            theme=theme(),
         ),
     )
 
@@ -348,7 +391,7 @@ def _paths(views: list[View]) -> None:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generation(frame: Frame) -> None:
+def _generation(frame: Frame, drawn: _Drawn) -> None:
     state = st.session_state
     _section(
         "Generation",
@@ -364,7 +407,7 @@ def _generation(frame: Frame) -> None:
     with st.spinner("Writing ...", show_time=True):
         for side in frame.sides:
             try:
-                found[side.letter] = side.analyse("continuation", options_of(state, side))
+                found[side.letter] = drawn.ask(side, "continuation", options_of(state, side))
             except Refusal as error:
                 notices.append(str(error))
     tell(notices)
@@ -377,9 +420,9 @@ def _generation(frame: Frame) -> None:
                 finding = found[side.letter]
                 title = f"{side.letter}  {side.name}: {finding.title}"
                 svg = new_tokens_picture(
-                    finding, title=title, before=side.trace().tokens, differs=differs, width=WIDTH, theme=_theme()
+                    finding, title=title, before=side.trace().tokens, differs=differs, width=WIDTH, theme=theme()
                 )
-                _mount(svg, f"written-{side.letter}", "AB".index(side.letter))
+                _mount(drawn, svg, f"written-{side.letter}", "AB".index(side.letter))
     if len(texts) == 2 and same_prompt:
         first = next(iter(found.values()))
         at = (

@@ -44,10 +44,9 @@ def new_tokens_picture(
     look, data = THEMES[theme], finding.dataset
     words = [glyphs(str(token)) for token in data["token"].values]
     chances = data["probability"].values.astype(float)
-    parts = [_head(title, look.ink)]
+    parts = [_head(fit(title, width - 8, 13.0, bold=True), look.ink)]
     parts_of_text, y = _running_text(finding, words, chances, before, differs, width, theme)
     parts += parts_of_text
-    parts.append(_scale(width, theme))
     per_row, k = max(1, (width - 8) // _COLUMN), data.sizes["k"]
     high = 20 + _LINE * k + 34
     for i, word in enumerate(words):
@@ -80,8 +79,9 @@ def new_tokens_picture(
     rows = -(-len(words) // per_row)
     bottom = y + 16 + rows * high
     legend = "H: entropy in nats. #: rank and probability of a new token that is not the likeliest."
-    parts.append(_text(4, bottom, legend, look.mute))
-    return document("".join(parts), width, bottom + 10, f"{title}: {' '.join(words)}", theme)
+    parts.append(_scale(bottom, theme))
+    parts.append(_text(4, bottom + 16, legend, look.mute))
+    return document("".join(parts), width, bottom + 26, f"{title}: {' '.join(words)}", theme)
 
 
 def _running_text(
@@ -115,17 +115,16 @@ def _running_text(
     return parts, y + 26
 
 
-def _scale(width: int, theme: ThemeName) -> str:
-    """What the colours of the new tokens mean, at the right of the title."""
-    look, steps, wide = THEMES[theme], 24, 60
-    x = width - wide - 30
+def _scale(y: float, theme: ThemeName) -> str:
+    """What the colours of the new tokens mean."""
+    look, steps, wide, x = THEMES[theme], 24, 60, 168
     cells = "".join(
-        f'<rect x="{x + i * wide / steps:.2f}" y="9" width="{wide / steps + 0.4:.2f}" height="8" '
+        f'<rect x="{x + i * wide / steps:.2f}" y="{y - 8}" width="{wide / steps + 0.4:.2f}" height="8" '
         f'fill="{shade("cool", 0.9 * (i + 0.5) / steps, theme)}"/>'
         for i in range(steps)
     )
-    left = _text(x - 5, 17, "probability 0", look.mute, anchor="end")
-    return cells + left + _text(x + wide + 5, 17, "1", look.mute)
+    words = _text(4, y, "new tokens, by probability:", look.mute) + _text(x - 6, y, "0", look.mute, anchor="end")
+    return words + cells + _text(x + wide + 6, y, "1; red: where the other text goes its own way", look.mute)
 
 
 def _tip(finding: Any, i: int, word: str) -> str:
