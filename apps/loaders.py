@@ -52,6 +52,9 @@ __all__ = [
     "verification",
 ]
 
+HEADS_BYTES = 200e6
+"""Bytes of the attention of one trace up to which each head of it is kept, and not the mean over heads alone."""
+
 _TRACES = Memory(limit=1.5e9, size=lambda trace: trace.dataset.nbytes)
 _FINDINGS = Memory(limit=0.3e9, size=lambda finding: finding.dataset.nbytes + 100 * len(finding.rows))
 _LOADING = threading.Lock()
@@ -174,7 +177,10 @@ def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT
     def run() -> Any:
         with loaded.twin() as model:
             name = f"{loaded.name}, edited" if edits else loaded.name
-            return t2lens.trace(model, prompt, name=name, edits=edits or (), follow=follow)
+            n_pos, cfg = len(model.to_tokens(prompt)[0]), model.cfg
+            every = 4 * cfg.n_layers * cfg.attention.n_heads * min(n_pos, cfg.n_ctx) ** 2
+            heads = "each" if every <= HEADS_BYTES else "mean"
+            return t2lens.trace(model, prompt, name=name, edits=edits or (), follow=follow, heads=heads)
 
     return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits, follow), run)
 

@@ -16,7 +16,10 @@ from t2lens.residual import Read, by_way
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["depth_weights", "edit_effect", "followed_variables", "variables_of"]
+__all__ = ["ATTENTION", "depth_weights", "edit_effect", "followed_variables", "variables_of"]
+
+ATTENTION = (("sequence_attention", "attn"), ("local_attention", "local"))
+"""Variables of attention over positions, and the kind of sublayer that each is of."""
 
 _TOP = 5  # predicted tokens kept per position
 
@@ -89,7 +92,7 @@ def variables_of(
         ),
         "next_logprob": (("pos", "k"), top.values.cpu().numpy(), {"unit": "nats"}),
     }
-    for variable, kind in (("sequence_attention", "attn"), ("local_attention", "local")):
+    for variable, kind in ATTENTION:
         grids = [patterns[n] for n in patterns if n.split(".")[2] == kind]
         if grids:
             grid = _array(torch.stack(grids)[:, 0])  # [layer, head, query, key]

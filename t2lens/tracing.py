@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from t2lens.edits import Edit, Marks, check, edited, marks, read_edits
 from t2lens.files import read_arrays, write_arrays
 from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
 from t2lens.readout import Followed
-from t2lens.trace_variables import depth_weights, edit_effect, followed_variables, variables_of
+from t2lens.trace_variables import ATTENTION, depth_weights, edit_effect, followed_variables, variables_of
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -229,6 +229,7 @@ def trace(
     form: str = "additive",
     name: str | None = None,
     follow: str | int | None = None,
+    heads: Literal["each", "mean"] = "each",
 ) -> Trace:
     """Run `model` once on one sequence and label everything that moved along both axes.
 
@@ -243,6 +244,8 @@ def trace(
         follow: a token whose logit, lens probability and rank are followed through every read: "next" (the true next
             token of each position; in a bidirectional model the one that stands there), or the text or id of one token.
             None: nothing of that is computed. (A token whose text is "next" is named by its id.)
+        heads: "mean" keeps the mean over attention heads alone, whose attribute `mean_of` says over how many: that of
+            every head takes layers x heads x pos^2 numbers, 1.6 GB at 2,048 tokens in 24 layers of 4 heads.
 
     Raises:
         ValueError: an empty prompt, more than one sequence, token ids outside the vocabulary, an unknown form, an edit
@@ -264,11 +267,17 @@ def trace(
     notices += _told(model, wanted)
     touched = marks(model, wanted)
     record, patterns = ForwardRecord(), {}
-    capture = [(name_, _keep(patterns)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
+    if heads not in ("each", "mean"):
+        raise ValueError(f"heads is 'each' or 'mean', not {heads!r}.")
+    counts: dict[str, int] = {}
+    capture = [(name_, _keep(patterns, heads, counts)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
     followed = None if follow is None else Followed.of(model, tokens[0], follow)
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
     variables, coords, last = variables_of(model, record, tokens, logits, patterns, form, touched)
+    for variable, kind in ATTENTION if heads == "mean" else ():
+        if variable in variables:
+            variables[variable][2]["mean_of"] = max(n for name_, n in counts.items() if name_.split(".")[2] == kind)
     if wanted:
         clean, reads = model.record(tokens).reads, [read.name for read in model.reads]
         effect = np.stack([edit_effect(record.reads[read][0], clean[read][0]) for read in reads])
@@ -333,9 +342,10 @@ def _told(model: Transformer, edits: tuple[Edit, ...]) -> list[str]:
     return told
 
 
-def _keep(into: dict[str, Tensor]) -> Any:
+def _keep(into: dict[str, Tensor], heads: str, counts: dict[str, int]) -> Any:
     def hook(tensor: Tensor, *, hook: Any) -> None:
-        into[hook.name] = tensor
+        counts[hook.name] = tensor.shape[1]
+        into[hook.name] = tensor if heads == "each" else tensor.mean(dim=1, keepdim=True)
 
     return hook
 

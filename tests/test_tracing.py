@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import t2lens
+from t2lens.analysis.quantities import grid
+from t2lens.analysis.sequence_quantities import averaged_heads
 from t2lens.files import write_arrays
 from t2lens.hooks import ActivationCache
 from t2lens.residual import AttnRes, OpenAttnRes
@@ -240,3 +242,29 @@ def test_a_name_in_place_of_a_model_and_several_texts_are_sentences() -> None:
         t2lens.trace("ddl", "the king")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="of one sequence; 2 texts were given"):
         t2lens.trace(tiny("standard"), ["a", "b"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("system", ["standard", "muddformer", "ddl"])
+def test_the_mean_over_heads_alone(system, tmp_path):
+    model, ids = tiny(system, 5, local=True), random_tokens(5)[0]
+    every, mean = (t2lens.trace(model, ids, heads=heads) for heads in ("each", "mean"))
+    assert averaged_heads(every) == {}
+    for kind, variable, head in (
+        ("attn", "sequence_attention", "head"),
+        ("local", "local_attention", "local_head"),
+    ):
+        if variable not in every.dataset:
+            continue
+        head = head if head in every.dataset[variable].dims else "head"
+        n = every.dataset[variable].sizes[head]
+        assert averaged_heads(mean)[kind] == n
+        kept = mean.dataset[variable]
+        assert kept.shape[1] == 1
+        np.testing.assert_allclose(kept.values[:, 0], every.dataset[variable].mean(head).values, atol=1e-6)
+    again = t2lens.load_trace(mean.save(tmp_path / "t.safetensors"))
+    assert averaged_heads(again) == averaged_heads(mean)
+    look = [grid(each, "sequence_lookback").values for each in (every, again)]
+    np.testing.assert_allclose(look[0], look[1], atol=1e-5)
+    assert "mean over attention heads" in grid(again, "sequence_entropy").absent
+    with pytest.raises(ValueError, match="'each' or 'mean'"):
+        t2lens.trace(model, ids, heads="max")

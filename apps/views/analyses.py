@@ -24,7 +24,7 @@ GROUPS = {
     "routes": "which routes through depth matter, and what moves them",
     "gates": "what the gates of Deep Delta Learning do",
 }
-RUN_ON = {"8 bundled passages": 8, "all 32 bundled passages": 32, "the prompt": 0}
+RUN_ON = {"the prompt": 0, "8 bundled passages": 8, "all 32 bundled passages": 32}
 """What an analysis over texts runs on, and how many passages that is."""
 
 

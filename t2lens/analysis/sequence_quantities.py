@@ -12,6 +12,7 @@ from t2lens.analysis.grids import NOT_READ, OFF, Grid, Quantity, entropy, nothin
 __all__ = [
     "OWN_POSITION",
     "attention_of",
+    "averaged_heads",
     "effective_positions",
     "sequence_bounds",
     "sequence_entropy",
@@ -21,6 +22,7 @@ __all__ = [
 
 OWN_POSITION = "reads its own position only"
 _NO_ATTENTION = "no attention over positions was recorded"
+_MEAN_ALONE = "this trace holds the mean over attention heads alone"
 _LOOKS_AHEAD = "the attention of this model looks ahead as well as back"
 
 
@@ -39,6 +41,14 @@ def attention_of(trace: Any) -> dict[str, np.ndarray]:
     return {site: found[site] for site in sites_of(trace.of_way()) if site in found}
 
 
+def averaged_heads(trace: Any) -> dict[str, int]:
+    """Kind of sublayer -> over how many heads its attention is a mean, where the trace holds no single heads."""
+    data = trace.dataset
+    kinds = {"attn": "sequence_attention", "local": "local_attention"}
+    over = {kind: data[name].attrs.get("mean_of") for kind, name in kinds.items() if name in data}
+    return {kind: int(n) for kind, n in over.items() if n is not None}
+
+
 def sequence_bounds(trace: Any, key: str) -> tuple[float, float] | str | None:
     """Between what a quantity of attention lies, whatever the attention; a text: why the trace has no such quantity;
     None: `key` is another one."""
@@ -53,6 +63,8 @@ def sequence_bounds(trace: Any, key: str) -> tuple[float, float] | str | None:
         return None
     if not attention_of(trace):
         return _NO_ATTENTION
+    if key != "sequence_lookback" and averaged_heads(trace):
+        return _MEAN_ALONE
     return _LOOKS_AHEAD if key in ("sequence_lookback", "sequence_reach") and not trace.causal else bounds[key]
 
 
@@ -61,6 +73,8 @@ def sequence_lookback(trace: Any, about: Quantity) -> Grid:
 
 
 def sequence_reach(trace: Any, about: Quantity) -> Grid:
+    if averaged_heads(trace):
+        return nothing(trace, about, _MEAN_ALONE)
     return _lookback(trace, about, lambda heads: heads.max(0))
 
 
@@ -105,6 +119,8 @@ def _of_attention(trace: Any, about: Quantity, rows: dict[str, np.ndarray], **mo
 
 
 def sequence_entropy(trace: Any, about: Quantity) -> Grid:
+    if averaged_heads(trace):
+        return nothing(trace, about, _MEAN_ALONE)
     found = _attended(trace)
     if not found:
         return nothing(trace, about, _NO_ATTENTION)
@@ -113,6 +129,8 @@ def sequence_entropy(trace: Any, about: Quantity) -> Grid:
 
 
 def effective_positions(trace: Any, about: Quantity) -> Grid:
+    if averaged_heads(trace):
+        return nothing(trace, about, _MEAN_ALONE)
     found = _attended(trace)
     if not found:
         return nothing(trace, about, _NO_ATTENTION)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t2lens.analysis.quantities import QUANTITIES, attention_of
+from t2lens.analysis.sequence_quantities import averaged_heads
 from t2lens.viz.payload import DEPTH, LENS_TOP, maps_payload
 
 __all__ = ["BUDGET", "ROUNDED", "fitted_payload", "size"]
@@ -18,6 +19,7 @@ and what a line of 10 Mbit/s brings in some two seconds."""
 ROUNDED = "To keep this small, its numbers are rounded to 3 digits; the trace holds them in full."
 _ONE_BY_ONE = "Single attention heads come row by row, as they are asked for: all of them would be too much to send."
 _NO_HEADS = "To keep this small, single attention heads are left out; the trace holds them."
+_MEAN = "These prompts are so long that of attention the mean over heads alone is kept."
 _LEAN = (
     "These prompts are too long to send whole: reads from depth and attention come for the chosen node, other "
     "quantities when they are chosen."
@@ -45,6 +47,7 @@ def fitted_payload(
         view: as `maps_payload`.
     """
     heads = any(len(each) > 1 for trace in traces for each in attention_of(trace).values() if trace.causal)
+    notes = [*notes, *([_MEAN] if any(n > 1 for trace in traces for n in averaged_heads(trace).values()) else [])]
     fewer = [] if not heads else [_ONE_BY_ONE if served else _NO_HEADS]
     steps: list[tuple[dict[str, Any], list[str]]] = [
         ({"heads": True}, []),

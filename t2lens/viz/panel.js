@@ -176,6 +176,8 @@ class Panel {
   headNote(site) {
     const n = this.heads[site],
       h = this.one(site);
+    const of = this.meanOf[site.split(".")[1]];
+    if (of > 1) return `mean of ${of} heads`;
     if (n === 1) return "1 head";
     return h === null ? `mean of ${n} heads` : h === "max" ? `largest of ${n} heads` : `head ${h} of 0\u2013${n - 1}`;
   }

@@ -45,6 +45,7 @@ The payload:
         maxima      the same, of each weight the largest over heads, where patterns lacks the site; may be {}
         patterns    {site: array [head, pos (pos + 1) / 2]}: the same of every head, or {}: with heads[site] > 1 one row
                     of them can be asked for ("row")
+        meanOf      {kind of sublayer: number of heads}: if the trace holds the mean over them alone; heads says 1
         heads       {site: number of heads};  windows  {site: number of positions it can see}, where there is a window
         next        [pos][k] = [token, log probability in nats or null], or null; lean: null (comes with "column")
         follow      null, or {"text": which token is followed, in words, "tokens": [pos] the token that is followed at
@@ -88,6 +89,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t2lens.analysis.quantities import QUANTITIES, Grid, attention_of, grid, outline
+from t2lens.analysis.sequence_quantities import averaged_heads
 from t2lens.viz.colors import luts_js
 
 __all__ = [
@@ -313,6 +315,7 @@ def _panel(
         "maxima": {site: pack(triangle(each.max(axis=0))) for site, each in most.items()},
         "patterns": {site: pack(triangle(each)) for site, each in every.items()},
         "heads": {site: len(each) for site, each in patterns.items()},
+        "meanOf": averaged_heads(trace),
         "windows": _windows(trace.config, patterns),
         "next": None if lean else next_tokens(data),
         "follow": _follow(trace, pack),
