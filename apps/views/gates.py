@@ -74,21 +74,25 @@ def gates(frame: Frame) -> None:
     with st.spinner("Reading the gates ..."):
         found = {side.letter: side.analyse("gates-tokens") for side in able}
     focused = _focused(frame, able, found)
+    others = [side for side in frame.sides if side not in able]
+    tell([_said(side) for side in others])
     _choices(frame, focused[0])
-    width = 430 if len(frame.sides) == 1 else 560
-    if len(frame.sides) == 1:
+    width = 430 if len(focused) == 1 else 560
+    if len(focused) == 1:
         row = st.container(horizontal=True, gap="medium")
         left, middle, right = (row.container(width=width, key=f"gates-{i}") for i in range(3))
         with left:
             _map(frame, focused[0], width)
         with right:
-            _other(frame, focused, width)
+            _other(focused, width)
         with middle:
             _sublayer(frame, focused[0], focused, width)
     else:
-        _beside(frame, focused, lambda each: _map(frame, each, width), _without)
-        _other(frame, focused, width)
-        _beside(frame, focused, lambda each: _sublayer(frame, each, focused, width))
+        _beside(focused, lambda each: _map(frame, each, width))
+        _other(focused, width)
+        _beside(focused, lambda each: _sublayer(frame, each, focused, width))
+    for side in others:
+        _gate_of(side)
     _export(frame, focused)
 
 
@@ -96,20 +100,11 @@ def _has_beta(side: Side) -> bool:
     return side.loaded.model.cfg.residual.kind == "ddl"
 
 
-def _beside(
-    frame: Frame,
-    focused: list[Focus],
-    show: Callable[[Focus], None],
-    instead: Callable[[Side], None] = lambda side: None,  # noqa: ARG005
-) -> None:
-    """What `show` draws of every side with gates, each in its place; of another, what `instead` does."""
-    for side, place in zip(frame.sides, st.columns(len(frame.sides), gap="medium"), strict=True):
+def _beside(focused: list[Focus], show: Callable[[Focus], None]) -> None:
+    """What `show` draws of every side with gates, side by side."""
+    for each, place in zip(focused, st.columns(len(focused), gap="medium"), strict=True):
         with place:
-            mine = [each for each in focused if each.side is side]
-            if mine:
-                show(mine[0])
-            else:
-                instead(side)
+            show(each)
 
 
 # --- what is chosen --------------------------------------------------------------------------------------------------
@@ -247,10 +242,10 @@ def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> N
 
 
 @st.fragment
-def _other(frame: Frame, focused: list[Focus], width: int) -> None:
+def _other(focused: list[Focus], width: int) -> None:
     """The slider, and what it does to the prediction at the chosen position."""
     first = focused[0]
-    beta, at = _slider(first, beside=len(frame.sides) > 1)
+    beta, at = _slider(first, beside=len(focused) > 1)
     with st.spinner("Running other gates ...", show_time=True):
         curves = [_curve(each, at).dataset for each in focused]
     limits = draw.curve_limits(curves)
@@ -265,7 +260,7 @@ def _other(frame: Frame, focused: list[Focus], width: int) -> None:
         title = f"{each.head}: beta of {each.site} at {AT[at]}"
         _draw(draw.curve(data, beta, limits=limits, title=title, **look), f"gate-curve-{letter}")
 
-    _beside(frame, focused, show)
+    _beside(focused, show)
     if first.side.letter == "A":
         where = {"positions": [first.pos]} if at == "position" else {}
         edit = {"target": "gate", "name": "beta", "site": first.site, "operation": "set", "value": beta, **where}
@@ -325,24 +320,35 @@ def _for_others(frame: Frame) -> None:
         st.session_state["model_a"] = _MODEL
 
     st.button(f"Show {_MODEL} as A", key="gates_switch", on_click=switch, type="primary")
-    for side, place in zip(frame.sides, st.columns(len(frame.sides), gap="medium"), strict=True):
-        with place:
-            _without(side)
+    tell([_said(side) for side in frame.sides])
+    for side in frame.sides:
+        _gate_of(side)
 
 
-def _without(side: Side) -> None:
-    """A side that has no beta: other gates over its prompt, where its trace has them."""
+def _said(side: Side) -> str:
+    """What a side is that has no beta."""
+    label, system = _other_gate(side), side.loaded.model.cfg.residual.describe()
+    what = f"Its {label} is shown below." if label else "It has no gates on its writes."
+    return f"{side.letter}, {side.name}: {system}. {what}"
+
+
+def _other_gate(side: Side) -> str:
+    """The name of another gate that the trace of a side has, or nothing."""
     data = side.trace().dataset
-    system = side.loaded.model.cfg.residual.describe()
-    if "gate" not in data:
-        st.text(f"{side.letter}, {side.name}: {system}. It has no gates on its writes.")
+    return data["gate"].attrs.get("label") or "gate" if "gate" in data else ""
+
+
+def _gate_of(side: Side) -> None:
+    """The other gate over the prompt: its map and its histogram."""
+    data, label = side.trace().dataset, _other_gate(side)
+    if not label:
         return
     gate = data["gate"].rename(write="site").transpose("site", "pos")
-    label = gate.attrs.get("label") or "gate"
     finding = _of_trace(gate, data["token"].values if "token" in data else None, label)
-    for i in range(2):
-        svg = chart_picture(finding, i, theme=theme(), width=560, title=f"{side.letter} {side.name}: {label}")
-        _draw(svg, f"gate-other-{side.letter}-{i}", "AB".index(side.letter))
+    for i, place in enumerate(st.columns(2, gap="medium")):
+        with place:
+            svg = chart_picture(finding, i, theme=theme(), width=560, title=f"{side.letter} {side.name}: {label}")
+            _draw(svg, f"gate-other-{side.letter}-{i}", "AB".index(side.letter))
 
 
 def _of_trace(gate: Any, tokens: Any, label: str) -> Finding:

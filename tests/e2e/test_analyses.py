@@ -76,12 +76,3 @@ def test_a_link_opens_its_analysis_and_fits_a_small_screen(browser: Any, server:
     # Streamlit looks for its server below the page's own path first, and the browser counts that as an error
     assert [url for url in refused if "/attribution/_stcore/" not in url] == []
     assert [error for error in errors if "404" not in error] == []
-
-
-def test_the_gates_page_starts_with_a_model_that_has_gates(page: Any, server: str) -> None:
-    page.goto(server)
-    Maps(page)
-    page.get_by_role("link", name="Gates").click()
-    shown(page)
-    assert parse_qs(urlsplit(page.url).query)["a"] == ["ddl-cc-ec"]  # model B of the maps
-    assert page.get_by_text("passed").first.is_visible()

@@ -1,0 +1,69 @@
+"""Pictures of gates: well-formed whatever the tokens are, legible on every regime, and marked where they should be."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import numpy as np
+import pytest
+
+from t2lens.analysis import beta_curve, gate_spectrum, gate_tokens
+from t2lens.viz import gates
+from t2lens.viz.colors import regimes
+from tests.systems import tiny
+
+HOSTILE = ["<b>", "&amp;", '"', "\n", "\u202eabc", "\u05e9", "\x00"]
+THEMES: tuple[Any, ...] = ("light", "dark")
+
+
+def found() -> Any:
+    data = gate_tokens(tiny("ddl-cc-ec", 3), list(range(len(HOSTILE)))).dataset
+    return data.assign_coords(token=("pos", np.array(HOSTILE, dtype=object)))
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((gates._luminance(a), gates._luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_picture_is_well_formed_with_any_tokens(theme: Any) -> None:
+    data, model = found(), tiny("ddl-cc-ec", 3)
+    curve = beta_curve(model, [0, 1, 2], site="1.attn", steps=4).dataset
+    words = [HOSTILE[i % len(HOSTILE)] for i in range(curve.sizes["candidate"])]
+    curve = curve.assign_coords(candidate=np.array(words, dtype=object))
+    drawn = [
+        *(gates.gate_map(data, site="1.attn", pos=2, by=by, theme=theme, title="<i>") for by in ("beta", "regime")),
+        gates.strip(data, site="1.attn", pos=2, theme=theme),
+        gates.histogram(data, None, site="1.attn", theme=theme),
+        gates.spectrum(gate_spectrum(model, [0, 1, 2]).dataset, site="1.attn", theme=theme),
+        gates.curve(curve, 0.5, theme=theme),
+        gates.before_after(curve, 0.5, theme=theme),
+    ]
+    for svg in drawn:
+        assert ET.fromstring(svg).tag.endswith("svg")
+        assert "<b>" not in svg and "<i>" not in svg and "nan" not in svg.lower().replace("nance", "")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_tokens_are_legible_on_every_regime(theme: Any) -> None:
+    for color in regimes(theme):
+        assert contrast(color, gates.ink_on(color)) >= 4.5
+
+
+def test_marks_stand_for_their_nodes() -> None:
+    data = found()
+    svg = gates.gate_map(data, site="1.attn", pos=2)
+    cells = re.findall(r'<rect [^>]*data-tip="[^"]*beta ([^:"]*): [^"]*" data-site="([\w.]+)" data-pos="(\d+)"', svg)
+    assert len(cells) == data["beta"].size
+    for beta, site, pos in cells:
+        assert float(beta) == pytest.approx(float(data["beta"].sel(site=site)[int(pos)]), rel=1e-5)
+
+
+def test_bars_and_bounds_of_a_histogram_say_how_many() -> None:
+    data = found()
+    svg = gates.histogram(data, None, site="0.mlp", bins=40)
+    counts = [int(n) for n in re.findall(r"(\d+) of 7 tokens of the prompt", svg)]
+    assert sum(counts) == 7
