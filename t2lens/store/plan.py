@@ -176,9 +176,10 @@ def parse_plan(data: bytes, where: str) -> Plan:
     try:
         plain = json.loads(data)
         found = plain.get("format")
-        lists = {name: tuple(plain[name]) for name in ("what", "metadata")}
-        plan = Plan(**{**plain, **lists}) if found == FORMAT else None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        plan = None
+        if found == FORMAT:
+            plan = Plan(**{**plain, **{name: tuple(plain[name]) for name in ("what", "metadata")}})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{where} is damaged ({error}).") from None
     if plan is None:
         raise ValueError(f"{where} has the format {found!r}; this version reads {FORMAT!r}.")

@@ -80,7 +80,8 @@ def committed(run: Path, shard: int) -> dict[str, Any] | None:
         size = shard_file(run, shard).stat().st_size
     except OSError:
         return None
-    return record if record is not None and record.get("bytes") == size else None
+    own = record is not None and (record.get("bytes"), record.get("shard")) == (size, shard)
+    return record if own else None
 
 
 def record_of(data: bytes) -> dict[str, Any] | None:

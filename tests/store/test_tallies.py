@@ -163,7 +163,7 @@ def names() -> list[str]:
 @pytest.mark.parametrize("name", names())
 def test_every_bundled_model_has_statistics_of_the_held_out_text(name: str) -> None:
     found = corpus_statistics(name)
-    assert int(found["norm_mean"].coords["pos_count"].sum()) > 150_000
+    assert int(found.dataset["pos_count"].sum()) > 150_000
     assert found["norm_mean_by_pos"].dims == ("read", "pos")
     assert found["pos"].values.tolist() == ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"]
     assert found.charts
@@ -188,7 +188,7 @@ def test_the_part_that_can_be_counted_again_here_is_the_same(name: str) -> None:
 
 def test_all_of_them_together_are_small() -> None:
     sizes = [(Path(t2lens.__file__).parent / "zoo" / "models" / name / STATISTICS).stat().st_size for name in names()]
-    assert max(sizes) < 120_000
+    assert max(sizes) < 150_000
     assert sum(sizes) < 1_500_000
 
 
