@@ -32,8 +32,11 @@ _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, 
 class Upload(Protocol):
     """What Streamlit gives for an uploaded file."""
 
-    name: str
-    size: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
 
     def getvalue(self) -> bytes: ...
 

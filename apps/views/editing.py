@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -26,7 +27,7 @@ def editing(frame: Frame) -> None:
     state, side = st.session_state, frame.sides[0]
     clean = loaders.trace(side.loaded, side.prompt)
     sites = ["embed", *map(str, clean.of_way().dataset["read"].values)]
-    cell = state["cell"] if state["cell"] is None or state["cell"].panel == 0 else None
+    cell = None if state["cell"] is None else replace(state["cell"], panel=0)  # edits are of A
     state["cell"], moved = fit_cell(cell, [len(clean.tokens)], [sites])
     tell(moved if frame.first else [])
     left, right = st.columns([1.08, 1], gap="large")

@@ -144,7 +144,8 @@ def _numbers(loaded: loaders.Loaded, info: Any) -> None:
     if (source := model.loaded_from) is not None:
         lines.append(f"Read as {source.family}.")
         lines += [f"Assumed: {sentence}" for sentence in source.assumed]
-    lines.append(f"Weights {loaded.weights_hash[:16]}")
+    what = "SHA-256 of the weights begins with" if info is not None else "Key of its files (names, sizes, times):"
+    lines.append(f"{what} {loaded.weights_hash[:16]}.")
     for line in lines:
         st.text(line)
 

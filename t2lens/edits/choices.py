@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2lens.edits.edit import OPERATIONS, Edit
 from t2lens.edits.places import Place, gates_at, places_of
@@ -32,12 +32,10 @@ def place_of(model: Transformer, target: str, **where: str | None) -> Place | No
 def _places(model: Transformer, target: str, **where: str | None) -> list[Place]:
     if target == "hook" and not where.get("name"):
         return []
-    given = {name: value for name, value in where.items() if value}
-    operation = "window" if target == "pattern" else "zero"
+    given: dict[str, Any] = {name: value for name, value in where.items() if value}
+    given |= {"operation": "window", "value": 1} if target == "pattern" else {"operation": "zero"}
     try:
-        return places_of(
-            model, Edit(target=target, operation=operation, **({"value": 1} if target == "pattern" else {}), **given)
-        )
+        return places_of(model, Edit(target=target, **given))
     except (KeyError, ValueError):
         return []
 

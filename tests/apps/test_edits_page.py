@@ -175,7 +175,7 @@ def test_the_numbers_are_those_of_the_edited_and_of_the_clean_pass() -> None:
 @pytest.mark.parametrize("name", ["standard", "ddl", "muddformer", "hyper-connections", "denseformer"])
 def test_every_preset_can_be_added_and_runs(name: str) -> None:
     app = open_page(a=name)
-    keys = [each.key for each in app.button if str(each.key).startswith("preset-")]
+    keys = [str(each.key) for each in app.button if str(each.key).startswith("preset-")]
     assert len(keys) >= 3
     for key in keys:
         app.button(key=key).click().run()
