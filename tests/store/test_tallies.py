@@ -178,7 +178,7 @@ def test_the_part_that_can_be_counted_again_here_is_the_same(name: str) -> None:
         if f"{family}_mean" in again.dataset:
             kept, now = found[f"{family}_passages"], again[f"{family}_mean"]
             assert kept.dims == now.dims
-            np.testing.assert_allclose(kept, now.reindex_like(kept), rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(kept, now.reindex_like(kept), rtol=6e-5, atol=1e-5)  # five digits
             # the passages are some 3% of the text that was counted: near, and not the same
             of_all = found[f"{family}_mean"].values.ravel()
             there = ~np.isnan(of_all)
