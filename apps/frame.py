@@ -7,7 +7,7 @@ A page is a function of a `Frame`. It draws the models side by side, A and then 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
@@ -86,16 +86,15 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A page: `url_path`, its title, what it draws, and the choices of its own that a link keeps. bare: draws without
-    models and prompt above it; models: which of them it is for (kinds of residual systems; none: all)."""
+    """A page: its path in the URL, its title, what it draws, and the choices of its own that a link keeps. bare: draws
+    without models and prompt above it; default: the page that the root of the URL shows."""
 
     path: str
     title: str
     draw: Callable[[Frame], None]
     parameters: tuple[Parameter, ...] = ()
     bare: bool = False
-    systems: tuple[str, ...] = ()
-    default: bool = field(default=False)
+    default: bool = False
 
 
 def first_view(names: Sequence[str]) -> Selection:
@@ -170,10 +169,11 @@ def _sides(selection: Selection) -> tuple[Side, ...]:
 def _read_url(page: Page, names: Sequence[str]) -> list[str]:
     """The first run of a visit takes its state from the URL, and from the session what the URL does not say. Returns a
     notice for what the URL asked in vain."""
-    state, default = st.session_state, first_view(names)
-    default = replace(default, **{key: state[key] for key in SHARED if key in state})
-    parameters = [replace(each, default=state.get(each.key, each.default)) for each in page.parameters]
+    state, default, parameters = st.session_state, first_view(names), list(page.parameters)
     asked = {key: st.query_params[key] for key in st.query_params}
+    if VIEW not in asked:  # a view is whole: nothing of what was chosen before is part of it
+        default = replace(default, **{key: state[key] for key in SHARED if key in state})
+        parameters = [replace(each, default=state.get(each.key, each.default)) for each in parameters]
     selection, values, notices = parse_url(asked, default, models=names, parameters=parameters)
     for key in SHARED:
         state[key] = getattr(selection, key)

@@ -87,7 +87,7 @@ GALLERY = (
         "mass",
         "Mass is not effect",
         "What a read takes most of need not matter most: its weights, beside what the prediction is without them.",
-        page="routing",
+        page="depth-routing",
         a="attnres-full",
         b="denseformer",
         node="A:10:6.attn",

@@ -22,6 +22,9 @@ STYLE = """<style>
 {height: 9rem; font-family: monospace; font-size: 0.85rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}
 .st-key-pages p {font-size: 0.9rem;}
+.st-key-top {row-gap: 0.2rem;}
+.st-key-tools button {min-height: 1.9rem; padding: 0 0.6rem;}
+.st-key-tools button p {font-size: 0.85rem;}
 .stSelectbox [data-testid="stWidgetLabel"] p {white-space: nowrap;}
 .stSelectbox [data-testid="stWidgetLabel"] .stMarkdownBadge {font-size: 0.72rem;}
 .st-key-presets button, .st-key-edit-list button {min-height: 1.7rem; padding: 0 0.5rem;}
@@ -35,12 +38,12 @@ WORDS = {NO_MODEL: "no model B", CLEAN: "A without its edits"}
 def header() -> Any:
     """Name and pages; returns the place at their right for what a page offers."""
     st.html(STYLE)
-    left, right = st.columns([8, 3], vertical_alignment="center")
-    with left.container(key="pages", horizontal=True, gap="small", vertical_alignment="center"):
+    top = st.container(key="top", horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
+    with top.container(key="pages", horizontal=True, gap="xsmall", vertical_alignment="center", width="content"):
         st.markdown("**t2lens**", width="content")
         for page in st.session_state["pages"]:
             st.page_link(page)
-    return right.container(key="tools", horizontal=True, horizontal_alignment="right", gap="small")
+    return top.container(key="tools", horizontal=True, horizontal_alignment="right", gap="xsmall", width="content")
 
 
 def controls(names: list[str]) -> None:
@@ -54,7 +57,7 @@ def controls(names: list[str]) -> None:
     with edits.popover(edits_label(), width="stretch"):
         short_list()
     with rest.form("prompt-form", border=False):
-        text, own, button = st.columns([8, 1.3, 1.2], vertical_alignment="bottom")
+        text, own, button = st.columns([7.4, 1.7, 1.3], vertical_alignment="bottom")
         text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
         with own.popover("B: own" if state["prompt_b"].strip() else "B: same", width="stretch"):
             st.text_area("Prompt of B (empty: the same)", key="prompt_b", height=68, max_chars=PROMPT_LIMIT)

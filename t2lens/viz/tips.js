@@ -145,7 +145,7 @@ export default function ({ parentElement, data, setStateValue }) {
   box.className = "picture";
   const parsed = new DOMParser().parseFromString(data.svg, "image/svg+xml").documentElement,
     svg = document.importNode(parsed, true);
-  Object.assign(svg.style, { display: "block", maxWidth: "100%", height: "auto" });
+  Object.assign(svg.style, { display: "block", maxWidth: "100%", height: "auto", fontFamily: "var(--st-font)" });
   svg.querySelector(".paper")?.setAttribute("fill-opacity", "0"); // the page is the paper
   box.replaceChildren(svg);
   parentElement.append(box);
