@@ -125,7 +125,8 @@ def _choice(
     """One of the options; what was chosen before stays where it is still offered."""
     if st.session_state.get(key) not in options:
         st.session_state[key] = first if first in options else options[0]
-    return st.selectbox(label, options, key=key, format_func=lambda each: (words or {}).get(each, each))
+    told = {option: (words or {}).get(option, option) for option in options}
+    return st.selectbox(label, options, key=key, format_func=told.__getitem__)
 
 
 def _several(label: str, options: Sequence[Any], key: str, none: str) -> list[Any]:

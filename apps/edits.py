@@ -33,7 +33,7 @@ def entries(text: str) -> Entries:
         listed = json.loads(text or "[]")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The edits are not JSON ({error}).") from None
-    if isinstance(listed, Mapping):
+    if isinstance(listed, dict):
         listed = listed["edits"] if "format" in listed and "edits" in listed else [listed]
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise ValueError("The edits are a list of objects, each with a target and an operation.")

@@ -267,4 +267,4 @@ def test_the_mean_over_heads_alone(system, tmp_path):
     np.testing.assert_allclose(look[0], look[1], atol=1e-5)
     assert "mean over attention heads" in grid(again, "sequence_entropy").absent
     with pytest.raises(ValueError, match="'each' or 'mean'"):
-        t2lens.trace(model, ids, heads="max")
+        t2lens.trace(model, ids, heads="max")  # pyright: ignore[reportArgumentType]
