@@ -22,6 +22,7 @@ from t2lens.analysis.node_effects import node_effects
 from t2lens.analysis.quantities import QUANTITIES, attention_of, grid
 from t2lens.analysis.under_edits import VARIANTS, check_needs, check_under_edits
 from t2lens.apps.memory import Memory
+from t2lens.apps.words import why
 from t2lens.edits import edited, read_edits
 from t2lens.viz.labels import glyphs
 from t2lens.viz.payload import DEPTH, blanks, next_tokens, pack_array, pack_lens, pack_reads
@@ -94,7 +95,7 @@ def _answer(want: _Want, side: Side, trace: Any) -> dict[str, Any]:
     try:
         return asked | make(want, side, trace)
     except (ValueError, TypeError, KeyError) as error:
-        return asked | {"why": str(error.args[0] if error.args else error)}
+        return asked | {"why": why(error)}
 
 
 # --- what is computed for one node

@@ -14,7 +14,20 @@ import streamlit as st
 from t2lens.apps.state import PROMPT_LIMIT
 from t2lens.edits import Edit, edits_from_json
 
-__all__ = ["Entries", "active", "can_undo", "changed", "edit_of", "entries", "put", "sentence", "undo", "written"]
+__all__ = [
+    "Entries",
+    "acting",
+    "active",
+    "can_undo",
+    "changed",
+    "edit_of",
+    "entries",
+    "muted",
+    "put",
+    "sentence",
+    "undo",
+    "written",
+]
 
 Entries = list[dict[str, Any]]
 _PAST = 20  # states of the list that can be gone back to
@@ -51,11 +64,20 @@ def written(listed: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
+def muted(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get(MUTED))
+
+
+def acting(listed: Entries) -> int:
+    """How many of the list act."""
+    return sum(not muted(each) for each in listed)
+
+
 def active(text: str) -> str:
     """The JSON of the edits that act: those that are not muted. Text that is no list is returned as it is: what it
     means, or lacks, is said where it is read."""
     try:
-        acting = [_plain(each) for each in entries(text) if not each.get(MUTED)]
+        acting = [_plain(each) for each in entries(text) if not muted(each)]
     except ValueError:
         return text.strip()
     return json.dumps(acting) if acting else ""

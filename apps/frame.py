@@ -15,7 +15,7 @@ import streamlit as st
 from t2lens.apps import loaders
 from t2lens.apps.edits import active
 from t2lens.apps.gallery import PROMPT, VIEW, gallery
-from t2lens.apps.header import controls, header, tell
+from t2lens.apps.header import controls, header
 from t2lens.apps.state import (
     ALIGN,
     CLEAN,
@@ -28,6 +28,7 @@ from t2lens.apps.state import (
     limit_prompt,
     parse_url,
 )
+from t2lens.apps.words import tell, why
 from t2lens.apps.writing import go_on, grow
 from t2lens.readout import NEXT
 
@@ -61,11 +62,15 @@ class Side:
         given = passages or self.prompt
         return self._sentence(lambda: loaders.analyse(self.loaded, key, given, options or {}, self.edits))
 
+    def refusal(self, sentence: str) -> Refusal:
+        """What this side cannot show, with its name before it."""
+        return Refusal(f"{self.letter}, {self.name}: {sentence}")
+
     def _sentence(self, make: Callable[[], Any]) -> Any:
         try:
             return make()
         except (ValueError, TypeError, KeyError) as error:
-            raise Refusal(f"{self.letter}, {self.name}: {error.args[0] if error.args else error}") from error
+            raise self.refusal(why(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)

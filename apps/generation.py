@@ -10,8 +10,8 @@ import streamlit as st
 
 from t2lens.apps import loaders
 from t2lens.apps.frame import Frame, Refusal, Side
-from t2lens.apps.header import tell
 from t2lens.apps.state import Parameter, one_of, whole
+from t2lens.apps.words import tell
 from t2lens.apps.writing import Writing, chosen, stop, take_back
 from t2lens.viz.labels import fmt, glyphs
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import streamlit as st
 
-from t2lens.apps.listing import badge, edits_label, short_list
+from t2lens.apps import loaders
+from t2lens.apps.edits import acting, changed, entries, muted, put, sentence, written
 from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL, PROMPT_LIMIT
+from t2lens.apps.words import plain
+from t2lens.checks import Verification
 
-__all__ = ["controls", "header", "tell"]
+__all__ = ["controls", "header", "verdict"]
 
 STYLE = """<style>
 .stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 0.7rem 2rem 2rem; max-width: 1680px;}
@@ -52,10 +55,10 @@ def controls(names: list[str]) -> None:
     a, b, edits, rest = st.columns([2.3, 2.3, 1.35, 7.7], vertical_alignment="bottom")
     for place, letter, offered in ((a, "A", names), (b, "B", [*names, CLEAN, NO_MODEL])):
         key = f"model_{letter.lower()}"
-        verified, checks = badge(state[key])
+        verified, checks = _badge(state[key])
         place.selectbox(f"Model {letter}{verified}", offered, key=key, format_func=_named, help=checks)
-    with edits.popover(edits_label(), width="stretch"):
-        short_list()
+    with edits.popover(_edits_label(), width="stretch"):
+        _short_list()
     with rest.form("prompt-form", border=False):
         text, own, button = st.columns([7.4, 1.7, 1.3], vertical_alignment="bottom")
         text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
@@ -74,7 +77,72 @@ def _named(model: str) -> str:
     return WORDS.get(model, model)
 
 
-def tell(notices: list[str]) -> None:
-    """Sentences for the reader, as plain text."""
-    for notice in dict.fromkeys(notices):
-        st.text(notice)
+# --- what it says of models and of edits ---------------------------------------------------------------------------
+
+
+def _badge(name: str) -> tuple[str, str | None]:
+    """(Markdown that says how the checks of a model came out, the checks for a tooltip); nothing where it is no model
+    or cannot be loaded (which the page says)."""
+    if name in (CLEAN, NO_MODEL):
+        return "", None
+    try:
+        found = loaders.verification(loaders.load(name))
+    except (ValueError, OSError):
+        return "", None
+    return f" {verdict(found)}", _checks(name, found)
+
+
+def verdict(found: Verification) -> str:
+    """How checks came out, as a Markdown badge."""
+    good = sum(check.passed for check in found)
+    color, word = ("green", "verified") if found.passed else ("red", "FAILS")
+    return f":{color}-badge[{word} {good}/{len(found)}]"
+
+
+def _checks(name: str, found: Verification) -> str:
+    """The checks of `t2lens.verify`, as a Markdown list."""
+    lines = [
+        f"- {'pass' if check.passed else '**FAIL**'} {plain(check.name)} {check.value:.1e} "
+        f"({'at least' if check.at_least else 'at most'} {check.limit:.0e})"
+        for check in found
+    ]
+    skipped = [f"- skipped: {plain(each)}" for each in found.skipped]
+    return "\n".join([f"t2lens.verify of {plain(name)}, on a sentence of its own:", "", *lines, *skipped])
+
+
+def _edits_label() -> str:
+    """What the button says that opens the short list."""
+    try:
+        listed = entries(st.session_state["edits"])
+    except ValueError:
+        return "Edits (?)"
+    if not listed:
+        return "Edits"
+    n = acting(listed)
+    return f"Edits {n}" if n == len(listed) else f"Edits {n}/{len(listed)}"
+
+
+def _short_list() -> None:
+    """The edits of A in sentences, each with a box that mutes it, and the way to the page where they are built."""
+    try:
+        listed = entries(st.session_state["edits"])
+    except ValueError as error:
+        st.text(str(error))
+        listed = []
+    if not listed:
+        st.caption("No edits of A yet.")
+    for i, each in enumerate(listed):
+        box, words = st.columns([1, 12], vertical_alignment="center")
+        key = f"short-acts-{i}"
+        st.session_state[key] = not muted(each)
+        box.checkbox("acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key))
+        words.text(sentence(each))
+    page = next((page for page in st.session_state["pages"] if page.url_path == "edits"), None)
+    if page is not None:
+        st.page_link(page, label="Build and reorder")
+    st.caption("As model B, \u201cA without its edits\u201d shows both.")
+
+
+def _toggled(i: int, key: str) -> None:
+    listed = entries(st.session_state["edits"])
+    put(written(changed(listed, "mute", i, not st.session_state[key])))

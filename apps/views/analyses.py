@@ -13,9 +13,9 @@ from t2lens.apps import loaders
 from t2lens.apps.components.picture import read_pick
 from t2lens.apps.export import analysis_code, export_menu, finding_downloads, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.header import tell
 from t2lens.apps.show import show_finding
 from t2lens.apps.state import PROMPT_LIMIT, Cell, one_of, text
+from t2lens.apps.words import tell
 
 __all__ = ["ANALYSES_PAGE"]
 

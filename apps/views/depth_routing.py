@@ -19,8 +19,8 @@ import streamlit as st
 from t2lens.apps.components.picture import picture, read_pick
 from t2lens.apps.export import Download, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.header import tell
 from t2lens.apps.state import Cell, fit_cell, flag, one_of
+from t2lens.apps.words import tell
 from t2lens.viz.depth_map import STATS, WHATS, DepthMap, difference, limits, of_corpus, of_profile, of_trace
 from t2lens.viz.labels import glyphs
 from t2lens.viz.raster import to_png

@@ -10,11 +10,11 @@ import streamlit as st
 from t2lens.apps import loaders
 from t2lens.apps.building import build, from_node
 from t2lens.apps.components.picture import picture, read_pick
-from t2lens.apps.edits import Entries, can_undo, changed, edit_of, entries, put, sentence, undo, written
+from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entries, muted, put, sentence, undo, written
 from t2lens.apps.export import theme
 from t2lens.apps.frame import Frame, Page
-from t2lens.apps.header import tell
 from t2lens.apps.state import PROMPT_LIMIT, Cell, fit_cell
+from t2lens.apps.words import plain, tell, why
 from t2lens.edits import edits_to_json, read_edits
 from t2lens.edits.presets import presets
 from t2lens.viz.change import kl_strip, next_tokens
@@ -56,19 +56,14 @@ def _builder(model: Any, tokens: list[str]) -> None:
             told = edit.check(model)
         except (ValueError, TypeError, KeyError) as error:
             with st.container(key="edit-sentence"):
-                st.text(f"Not yet: {error.args[0]}")
+                st.text(f"Not yet: {why(error)}")
             st.button("Add", key="add-edit", disabled=True, type="primary")
             return
         with st.container(key="edit-sentence"):
             st.text(edit.describe())
             for each in told:
-                st.caption(_plain(each))
+                st.caption(plain(each))
         st.button("Add", key="add-edit", on_click=_act, args=("add", 0, edit.to_dict()), type="primary")
-
-
-def _plain(text: str) -> str:
-    """Text in a place that reads Markdown."""
-    return "".join(f"\\{each}" if each in "\\`*_{}[]()#+-!|<>$~:&" else each for each in text)
 
 
 def _act(what: str, i: int = 0, value: Any = None) -> None:
@@ -94,12 +89,10 @@ def _listed(model: Any) -> None:
     if refused := st.session_state.pop("edits_refused", ""):
         tell([refused])
     with st.container(key="edit-list"):
-        acting = sum(not each.get("muted") for each in listed)
+        n = acting(listed)
         title, every, back = st.columns([2.2, 0.8, 0.6], vertical_alignment="center")
-        title.markdown(
-            f"**Edits of A**: {acting} of {len(listed)} act, in this order" if listed else "**Edits of A**: none"
-        )
-        silent = bool(listed) and not acting
+        title.markdown(f"**Edits of A**: {n} of {len(listed)} act, in this order" if listed else "**Edits of A**: none")
+        silent = bool(listed) and not n
         every.button(
             "Unmute all" if silent else "Mute all",
             key="mute-all",
@@ -116,7 +109,7 @@ def _listed(model: Any) -> None:
     st.caption("To try, at the chosen node or as near to it as there is one:")
     with st.container(key="presets", horizontal=True, gap="small"):
         for words, edit in found.items():
-            help_ = _plain(edit.describe())
+            help_ = plain(edit.describe())
             st.button(
                 words,
                 key=f"preset-{words}",
@@ -129,7 +122,7 @@ def _listed(model: Any) -> None:
 def _one(model: Any, i: int, entry: dict[str, Any], n: int) -> None:
     acts, words, moves = st.columns([0.35, 5, 1.9], vertical_alignment="center")
     key = f"acts-{i}"
-    st.session_state[key] = not entry.get("muted")
+    st.session_state[key] = not muted(entry)
     acts.checkbox(
         "acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key), help="acts, or is muted"
     )
@@ -138,7 +131,7 @@ def _one(model: Any, i: int, entry: dict[str, Any], n: int) -> None:
         try:
             edit_of(entry).check(model)
         except (ValueError, TypeError, KeyError) as error:
-            st.caption(f":red[{_plain(f'Not in this model: {error.args[0]}')}]")
+            st.caption(f":red[{plain(f'Not in this model: {why(error)}')}]")
     with moves.container(key=f"moves-{i}", horizontal=True, gap=None, horizontal_alignment="right"):
         for what, icon, help_, off in (
             ("up", "keyboard_arrow_up", "earlier", i == 0),
@@ -177,7 +170,7 @@ def _effect(side: Any, tokens: list[str]) -> None:
             with st.spinner("Running both ...", show_time=True):
                 finding = loaders.edit_change(side.loaded, side.prompt, side.edits, pos)
         except (ValueError, TypeError, KeyError) as error:
-            tell([f"A, {side.name}: {error.args[0] if error.args else error}"])
+            tell([f"A, {side.name}: {why(error)}"])
             return
         picture(next_tokens(finding, theme=theme()), key="edit-next")
         picture(kl_strip(finding, theme=theme()), key="edit-kl", on_pick=_picked)

@@ -18,8 +18,8 @@ from t2lens.apps.components.picture import picture, read_pick
 from t2lens.apps.edits import changed, entries, put, written
 from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Side
-from t2lens.apps.header import tell
 from t2lens.apps.state import Cell, Parameter, fit_cell, one_of
+from t2lens.apps.words import tell
 from t2lens.viz import gates as draw
 from t2lens.viz.colors import regimes
 from t2lens.viz.ddl_report import report

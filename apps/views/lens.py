@@ -15,9 +15,9 @@ from t2lens.apps.components.picture import picture, read_pick
 from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.generation import GENERATION, continue_prompt, generation_python, options_of
-from t2lens.apps.header import tell
 from t2lens.apps.loaders import address
 from t2lens.apps.state import Cell, fit_cell, flag, one_of, text
+from t2lens.apps.words import tell
 from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window

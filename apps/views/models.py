@@ -10,9 +10,9 @@ import streamlit as st
 import t2lens
 from t2lens.apps import loaders
 from t2lens.apps.frame import Frame, Page
-from t2lens.apps.header import tell
-from t2lens.apps.listing import plain
+from t2lens.apps.header import verdict
 from t2lens.apps.uploads import AT_ONCE, LIMIT_MB, keep_files
+from t2lens.apps.words import plain, tell
 from t2lens.zoo.explanations import Explanation, explain
 
 __all__ = ["MODELS_PAGE"]
@@ -104,9 +104,7 @@ def _card(name: str, bundled: dict[str, Any]) -> None:
             st.markdown(f"... with **{each.title}**")
             _explanation(each)
         _numbers(loaded, info)
-        good = sum(check.passed for check in verified)
-        color, word = ("green", "verified") if verified.passed else ("red", "FAILS")
-        with st.expander(f":{color}-badge[{word} {good}/{len(verified)}] checks of t2lens.verify"):
+        with st.expander(f"{verdict(verified)} checks of t2lens.verify"):
             st.dataframe(
                 {
                     "check": [check.name for check in verified],

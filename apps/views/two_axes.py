@@ -14,8 +14,8 @@ from t2lens.apps.components.maps import answers, maps
 from t2lens.apps.export import maps_export
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.generation import continue_prompt
-from t2lens.apps.header import tell
 from t2lens.apps.state import Cell, fit_cell, one_of, read_cell, text
+from t2lens.apps.words import tell
 from t2lens.readout import NEXT, token_id
 from t2lens.viz.fitting import fitted_payload
 from t2lens.viz.payload import MODES

@@ -14,9 +14,9 @@ from streamlit.testing.v1 import AppTest
 import t2lens
 from t2lens.apps import loaders
 from t2lens.apps.edits import active, changed, edit_of, entries, written
-from t2lens.apps.listing import plain
 from t2lens.apps.state import PROMPT_LIMIT
 from t2lens.apps.views.editing import snippet
+from t2lens.apps.words import plain
 from t2lens.edits import edits_to_json
 
 PROMPT = "the king saw the <b>& queen"
