@@ -20,7 +20,7 @@ from t2lens.apps.components.picture import picture, read_pick
 from t2lens.apps.export import Download, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.state import Cell, fit_cell, flag, one_of
-from t2lens.apps.words import tell
+from t2lens.apps.words import section, tell, why
 from t2lens.viz.depth_map import STATS, WHATS, DepthMap, difference, limits, of_corpus, of_profile, of_trace
 from t2lens.viz.labels import glyphs
 from t2lens.viz.raster import to_png
@@ -132,7 +132,7 @@ def map_of(side: Side, trace: Any, pos: int | None, chosen: Any) -> DepthMap:
     stat = chosen["routing_stat"]
     if over == "token":
         if pos is None:
-            raise Refusal(f"{side.letter}, {side.name}: its prompt has no token at the place of the chosen one.")
+            raise side.refusal("its prompt has no token at the place of the chosen one.")
         return of_trace(trace, what, pos)
     if over == "corpus":
         return _of_corpus(side, trace, what, stat)
@@ -150,16 +150,15 @@ def _profile_of(side: Side, over: str, start: bool) -> Any:
 
 def _of_corpus(side: Side, trace: Any, what: str, stat: str) -> DepthMap:
     if what != "weights":
-        raise Refusal(
-            f"{side.letter}, {side.name}: of the whole corpus there are statistics of own depth weights alone; choose "
-            f"these, or {OVER['32']}."
+        raise side.refusal(
+            f"of the whole corpus there are statistics of own depth weights alone; choose these, or {OVER['32']}."
         )
     if side.edits:
-        raise Refusal(f"{side.letter}, {side.name}: statistics of the corpus are of the model without edits.")
+        raise side.refusal("statistics of the corpus are of the model without edits.")
     try:
         return of_corpus(_statistics(side.loaded.name, side.loaded.weights_hash), trace, stat)
     except ValueError as error:
-        raise Refusal(f"{side.letter}, {side.name}: {str(error).rstrip('.')}.") from error
+        raise side.refusal(why(error)) from error
 
 
 @functools.lru_cache(maxsize=24)
@@ -311,11 +310,6 @@ def _python(each: _Shown, state: Any) -> str:
 # --- below the maps
 
 
-def _section(title: str, words: str) -> None:
-    st.markdown(f"**{title}**")
-    st.caption(words)
-
-
 def _side_by_side(every: list[_Shown], make: Callable[[_Shown], Any]) -> list[tuple[Any, _Shown, Any]]:
     """(place, side, what `make` gives) of the sides that can; the others say why not in their places."""
     found = []
@@ -329,7 +323,7 @@ def _side_by_side(every: list[_Shown], make: Callable[[_Shown], Any]) -> list[tu
 
 
 def _effects(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
-    _section(
+    section(
         "Mass against effect",
         "Every route into every read, on the prompt: how much it carries, and what its removal does to the prediction. "
         "Mass is not effect.",
@@ -359,7 +353,7 @@ def _effects(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
 
 
 def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
-    _section(
+    section(
         "What the weights follow",
         f"Over {CONTENT} bundled passages: is a read the same for every token, or does it follow the token, its "
         "position or the rest of the context?",
@@ -379,7 +373,7 @@ def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
 
 def _profile(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
     over = state["routing_over"] if state["routing_over"] in ("prompt", "8", "32") else "prompt"
-    _section(
+    section(
         "How far back reads look",
         f"Shares of what is read by age and by distance in depth, {OVER[over]}; comparable across systems.",
     )

@@ -170,7 +170,7 @@ def _effect(side: Any, tokens: list[str]) -> None:
             with st.spinner("Running both ...", show_time=True):
                 finding = loaders.edit_change(side.loaded, side.prompt, side.edits, pos)
         except (ValueError, TypeError, KeyError) as error:
-            tell([f"A, {side.name}: {why(error)}"])
+            tell([str(side.refusal(why(error)))])
             return
         picture(next_tokens(finding, theme=theme()), key="edit-next")
         picture(kl_strip(finding, theme=theme()), key="edit-kl", on_pick=_picked)

@@ -17,7 +17,7 @@ from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.generation import GENERATION, continue_prompt, generation_python, options_of
 from t2lens.apps.loaders import address
 from t2lens.apps.state import Cell, fit_cell, flag, one_of, text
-from t2lens.apps.words import tell
+from t2lens.apps.words import section, tell
 from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
@@ -94,7 +94,7 @@ class _Drawn:
 def lens(frame: Frame) -> None:
     with st.spinner("Running the models ...", show_time=True):
         traces = [side.trace() for side in frame.sides]
-    tell(list(dict.fromkeys(notice for trace in traces for notice in trace.notices)))
+    tell(notice for trace in traces for notice in trace.notices)
     views = _views(frame, traces)
     drawn = _Drawn()
     if views:
@@ -134,7 +134,7 @@ def _views(frame: Frame, traces: list[Any]) -> list[View]:
         try:
             views.append(_view(side, trace, pos, likeliest))
         except (ValueError, TypeError) as error:
-            notices.append(f"{side.letter}, {side.name}: {error}")
+            notices.append(str(side.refusal(str(error))))
     tell(notices)
     return views
 
@@ -247,9 +247,7 @@ def _findings(views: list[View], make: Callable[[View], Any]) -> tuple[list[View
 
 def _lens(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
-    _section(
-        "Logit lens", "What the readout would say of each read: the likeliest token, in bold where it is followed."
-    )
+    section("Logit lens", "What the readout would say of each read: the likeliest token, in bold where it is followed.")
     views, found = _findings(views, lambda view: drawn.ask(view.side, "lens", _target(view)))
     if not views:
         return
@@ -325,7 +323,7 @@ def _line(views: list[View]) -> str:
 
 def _attribution(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
-    _section(
+    section(
         "Attribution", "What each write adds to the logit, at the recorded norm scale and gates; all shares sum to it."
     )
     one, two, three, _ = st.columns([1.3, 1.3, 2.2, 6], vertical_alignment="bottom")
@@ -368,7 +366,7 @@ def _logit(view: View) -> dict[str, Any]:
 
 
 def _paths(views: list[View], drawn: _Drawn) -> None:
-    _section(
+    section(
         "Top paths",
         "The logit as a sum over all paths through writes and positions: the largest, from where they begin. Attention "
         "patterns, norm scales and gates are held.",
@@ -393,7 +391,7 @@ def _paths(views: list[View], drawn: _Drawn) -> None:
 
 def _generation(frame: Frame, drawn: _Drawn) -> None:
     state = st.session_state
-    _section(
+    section(
         "Generation",
         "What each model writes next. \u201cContinue\u201d, at the top of this page and of Two axes, puts such tokens "
         "into the prompt one at a time, and every picture follows: each is of a full pass over the text so far, exact "
@@ -434,11 +432,6 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
     with st.expander("In Python"):
         for side in frame.sides:
             st.code(generation_python(side, options_of(state, side)), language="python")
-
-
-def _section(title: str, what: str) -> None:
-    st.markdown(f"#### {title}")
-    st.caption(what)
 
 
 LENS_PAGE = Page(
