@@ -105,6 +105,8 @@ def test_a_typed_prompt_a_click_and_a_reload(page: Any, server: str, traces: dic
         "quantity": "residual_norm",
         "depth": "mixing",
         "head": "mean",
+        "layer": "cross",
+        "compare": "both",
         "node": f"A:{pos}:{site}",
     }
     page.reload()
