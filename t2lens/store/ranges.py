@@ -16,6 +16,7 @@ __all__ = ["Files"]
 
 _MOST_OPEN = 256
 _BLOCK = 16 * 2**20
+_BEYOND = 416  # the answer of an HTTP server to a range behind the end of a file
 _PREADV = getattr(os, "preadv", None)  # not on Windows
 
 
@@ -126,19 +127,33 @@ class Files:
                 if self._handle(name).read_into(view, start) != len(view):
                     raise EOFError(name)
             return
-        system, path = self._system()
-        ends = [start + len(view) for _, start, view in jobs]
-        places = [f"{path}/{name}" for name, *_ in jobs]
-        if len(jobs) == 1:
-            parts = [system.cat_file(places[0], start=jobs[0][1], end=ends[0])]
-        else:
-            parts = system.cat_ranges(places, [start for _, start, _ in jobs], ends, on_error="raise")
-        for (name, _, view), data in zip(jobs, parts, strict=True):
-            if len(data) > len(view):
-                raise OSError(f"The server of {self.root} sends whole files; it must know ranges of bytes.")
+        asked = [(name, start, start + len(view)) for name, start, view in jobs]
+        for (name, _, view), data in zip(jobs, self._fetched(asked), strict=True):
             if len(data) < len(view):
                 raise EOFError(name)
             view[:] = data
+
+    def _fetched(self, asked: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Bytes start to stop of files behind the URL, all at once; fewer, or none, where a file ends before."""
+        system, path = self._system()
+        places = [f"{path}/{name}" for name, *_ in asked]
+        if len(asked) == 1:
+            try:
+                parts = [system.cat_file(places[0], start=asked[0][1], end=asked[0][2])]
+            except Exception as error:
+                parts = [error]
+        else:
+            _, starts, ends = zip(*asked, strict=True)
+            parts = system.cat_ranges(places, list(starts), list(ends), on_error="return")
+        found = []
+        for (_, start, stop), part in zip(asked, parts, strict=True):
+            beyond = getattr(part, "status", None) == _BEYOND
+            if isinstance(part, BaseException) and not beyond:
+                raise part
+            found.append(b"" if beyond else part)
+            if len(found[-1]) > stop - start:
+                raise OSError(f"The server of {self.root} sends whole files; it must know ranges of bytes.")
+        return found
 
     def blocks(self, name: str, size: int) -> Iterator[bytearray]:
         """A file of `size` bytes, piece by piece. EOFError(name) where it ends before."""
@@ -146,6 +161,13 @@ class Files:
             block = bytearray(min(_BLOCK, size - start))
             self.read_into([(name, start, memoryview(block))])
             yield block
+
+    def ends_at(self, name: str, size: int) -> bool:
+        """Whether a file has this size (above 0). Of a server its last byte and the next are asked for: there is no
+        one word for sizes that all of them know."""
+        if self.local:
+            return (Path(self.root) / name).stat().st_size == size
+        return len(self._fetched([(name, size - 1, size + 1)])[0]) == 1
 
     def sha256(self, name: str, size: int) -> str:
         """Of a file of `size` bytes. Raises as `blocks`."""

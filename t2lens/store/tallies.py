@@ -4,7 +4,7 @@ worker would have counted. So any launcher and any number of workers give the sa
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from t2lens.analysis.progress import progress
-from t2lens.files import read_arrays
+from t2lens.files import read_arrays, write_file
 from t2lens.store.batches import row_axis
 from t2lens.store.memory import last_layer, taking
 from t2lens.store.packing import digests, new_run, put, statistics_per_shard
@@ -64,7 +64,7 @@ def make_statistics_run(
     n_vocab = len(vocabulary or ()) or 1 + max(int(store["tokens"][int(i)].max()) for i in store.sequences)
     with new_run(out) as folder:
         if vocabulary is not None:
-            shutil.copyfile(Path(store.path) / "vocabulary.json", folder / "vocabulary.json")
+            write_file(folder / "vocabulary.json", json.dumps(vocabulary).encode())
         plan = Plan(
             model=of.model,
             files=digests(folder),
@@ -121,8 +121,6 @@ def read_statistics(run: str | Path, *, n_tokens: int = 20) -> Finding:
 
 
 def vocabulary_of(run: Path) -> list[str] | None:
-    import json
-
     file = run / "vocabulary.json"
     return json.loads(file.read_bytes()) if file.is_file() else None
 

@@ -123,8 +123,7 @@ def shard_fault(files: Files, plan: Plan, shard: int) -> Fault | None:
     if about.get("plan") != plan.name:
         return Fault("foreign", f"shard {shard} belongs to another run ({about.get('plan')}); move it away")
     try:
-        longer = files.local and (Path(files.root) / file).stat().st_size != about["bytes"]
-        whole = not longer and files.sha256(file, about["bytes"]) == about.get("sha256")
+        whole = files.sha256(file, about["bytes"]) == about.get("sha256") and files.ends_at(file, about["bytes"])
     except FileNotFoundError:
         return Fault("damaged", f"shard {shard} has a record and no file")
     except EOFError:

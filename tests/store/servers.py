@@ -41,6 +41,9 @@ def served(folder: Path) -> Iterator[tuple[str, Traffic]]:
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             status = 200
             if asked and traffic.ranges:
+                if int(asked[1]) >= len(data):
+                    self.send_error(416)
+                    return
                 end = int(asked[2]) + 1 if asked[2] else len(data)
                 data, status = data[int(asked[1]) : end], 206
             traffic.sent.append((self.path, len(data)))

@@ -92,6 +92,19 @@ def test_what_a_server_lacks_or_cannot_do_is_a_sentence(copy: Path) -> None:
         store.close()
 
 
+def test_a_shard_of_a_server_that_is_longer_or_shorter_than_its_record_is_damaged(copy: Path) -> None:
+    file = copy / "shards/000001.safetensors"
+    data, damaged = file.read_bytes(), ["shard 1 is damaged: its SHA-256 is not that of its record"]
+    with served(copy) as (url, _), Store(url) as store:
+        for changed, faults in ((data, []), (data + b"x", damaged), (data[:-1], damaged), (data[:100], damaged)):
+            file.write_bytes(changed)
+            assert store.check() == faults
+            assert Store(copy).check() == faults
+        for rows in (13, slice(8, 14)):  # behind the end of a file that is cut off, alone and with others
+            with pytest.raises(ValueError, match=r"shards/000001\.safetensors is cut off"):
+                store[KEY][rows, 3]
+
+
 @pytest.mark.parametrize("protocol", ["file", "memory"])
 def test_any_file_system_of_fsspec_is_read(run: Path, protocol: str) -> None:
     import fsspec

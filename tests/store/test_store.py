@@ -15,6 +15,8 @@ import torch
 
 import t2lens
 from t2lens.store import Store, collect, make_run, read_plan, run_shards
+from t2lens.store.upkeep import examine, repair_run
+from t2lens.store.worker import missing
 from t2lens.zoo.text import sample_texts
 
 WHAT = ["depth weights", "gates", "residual norms", "blocks.3.hook_mlp_out", "*hook_pattern|mean:head|top:4"]
@@ -91,23 +93,44 @@ def test_a_run_goes_on_where_it_stopped_and_damage_is_found(model, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_at_any_moment_the_run_ends_with_the_same_bytes(model, tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks workers that have the model")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_twenty_times_while_it_writes_the_run_ends_with_the_same_bytes(model, tmp_path: Path, workers) -> None:
     options: dict[str, Any] = {"n_pos": 8, "sequences_per_shard": 2, "batch_size": 1}
-    whole = collect(model, sample_texts(16), tmp_path / "whole", WHAT, **options)
-    run = make_run(model, sample_texts(16), tmp_path / "killed", WHAT, **options)
-    dice, interrupted = random.Random(0), 0
-    for _ in range(20):
-        worker = os.fork()  # a process of its own, with the model loaded
-        if not worker:
-            list(run_shards(model, run))
+    whole = collect(model, sample_texts(10), tmp_path / "whole", WHAT, **options)
+    run = make_run(model, sample_texts(10), tmp_path / "killed", WHAT, **options)
+    shards, dice = run / "shards", random.Random(workers)
+
+    def start(rank: int) -> int:
+        pid = os.fork()
+        if not pid:
+            list(run_shards(model, run, rank=rank, world=workers))
             os._exit(0)
-        time.sleep(dice.uniform(0.05, 0.4))
-        os.kill(worker, signal.SIGKILL)
-        interrupted += os.waitpid(worker, 0)[1] == signal.SIGKILL
-    assert interrupted > 2
+        return pid
+
+    def wait_for(pattern: str, more_than: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(list(shards.glob(pattern))) <= more_than:
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+    for kill in range(20):
+        there, halves = len(list(shards.glob("*.json"))), len(list(shards.glob(".*")))
+        pids = [start(rank) for rank in range(workers)]
+        wait_for("*.json", there)  # at work: it has committed a shard
+        if kill % 2:
+            wait_for(".*", halves)  # in the middle of a file
+        else:
+            time.sleep(dice.uniform(0, 0.06))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [signal.SIGKILL] * workers
+        *_, state = examine(run)
+        assert not state.damaged
+    assert len(missing(run)) > 0  # none of them came too late
+    assert len(state.leftovers) >= 5
     list(run_shards(model, run))
-    for leftover in (run / "shards").glob(".*"):
-        leftover.unlink()  # the temporary file of a killed writer
+    assert len(repair_run(run)) == len(state.leftovers)
     assert files(run) == files(whole)
 
 
