@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import streamlit as st
@@ -51,6 +52,26 @@ class Side:
     @property
     def name(self) -> str:
         return f"{self.loaded.name}, edited" if self.edits else self.loaded.name
+
+    @property
+    def head(self) -> str:
+        """What stands above its pictures."""
+        return f"{self.letter}  {self.name}"
+
+    @property
+    def panel(self) -> int:
+        return "AB".index(self.letter)
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Those of the prompt, as far as the context goes."""
+        model = self.loaded.model
+        return model.to_str_tokens(model.to_tokens(self.prompt)[0, : model.cfg.n_ctx])
+
+    @property
+    def sites(self) -> list[str]:
+        """Where a node of this side can stand, from the embedding up."""
+        return ["embed", *(site.name for site in self.loaded.model.sites)]
 
     def trace(self, follow: str | int = NEXT) -> Any:
         """The trace of the prompt, which follows a token. Refusal: this prompt, these edits or this token cannot be."""

@@ -138,7 +138,7 @@ def _writing(side: Side, finding: Any, state: Any, frame: Frame) -> Writing:
         last[-1] = min(model.to_tokens(texts[-1]).shape[1], model.cfg.n_ctx) - 1
     own = side.letter == "B" and frame.selection.prompt_b.strip()
     return Writing(
-        panel="AB".index(side.letter),
+        panel=side.panel,
         key="prompt_b" if own else "prompt",
         prompt=state["prompt_b" if own else "prompt"],
         texts=tuple(texts[k] for k in steps),

@@ -15,9 +15,9 @@ from t2lens.checks import Verification
 __all__ = ["controls", "header", "verdict"]
 
 STYLE = """<style>
-.stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 0.7rem 2rem 2rem; max-width: 1680px;}
+.stMainBlockContainer, [data-testid="stMainBlockContainer"] {padding: 0.5rem 2rem 2rem; max-width: 1680px;}
 [data-testid="stHeader"] {display: none;}
-[data-testid="stVerticalBlock"] {gap: 0.6rem;}
+[data-testid="stVerticalBlock"] {gap: 0.45rem;}
 [data-testid="stForm"] {padding: 0; border: 0;}
 [data-testid="stTextAreaRootElement"], [data-testid="stTextAreaRootElement"] textarea
 {min-height: 2.6rem; height: 2.6rem;}

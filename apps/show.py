@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -21,12 +21,10 @@ def show_finding(
     *,
     key: str,
     names: Sequence[str] = ("", ""),
-    on_pick: Callable[[str], None] | None = None,
 ) -> None:
     """Title, pictures, table and notes of a finding, or of the same analysis of two models side by side.
 
-    names: of the models. on_pick: hears the key under which `st.session_state` holds what was clicked in a picture
-    (`t2lens.apps.components.picture.read_pick`).
+    names: of the models.
     """
     findings = [finding] if finding_b is None else [finding, finding_b]
     for title in dict.fromkeys(map(_title, findings)):
@@ -38,9 +36,8 @@ def show_finding(
         places = st.columns(2, gap="large") if alone else [st.container()]
         for place, chart in zip(places, range(first, charts), strict=False):
             svg = picture_of(findings, chart, names, difference=difference, theme=theme(), width=620)
-            own = f"{key}-{chart}"
             with place:
-                picture(svg, key=own, on_pick=None if on_pick is None else lambda own=own: on_pick(own))
+                picture(svg, key=f"{key}-{chart}")
     places = st.columns(len(findings), gap="large")
     for letter, place, each in zip("AB", places, findings, strict=False):
         with place:

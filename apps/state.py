@@ -29,6 +29,7 @@ __all__ = [
     "one_of",
     "parse_url",
     "read_cell",
+    "read_pick",
     "text",
     "whole",
 ]
@@ -219,6 +220,24 @@ def read_cell(value: Any) -> Cell | None:
     if type(panel) is not int or panel not in (0, 1) or type(pos) is not int or not isinstance(site, str):
         return None
     return parse_cell(f"{'AB'[panel]}:{pos}:{site}")
+
+
+def read_pick(value: Any) -> dict[str, Any]:
+    """What a picture reports as clicked, {"panel", "pos", "site"} as far as it is that: a browser can send anything.
+
+    >>> read_pick({"site": "3.attn", "pos": 2, "turn": 1})
+    {'pos': 2, 'site': '3.attn'}
+    """
+    if not isinstance(value, Mapping):
+        return {}
+    found: dict[str, Any] = {}
+    if value.get("panel") in ("0", "1"):  # an attribute of a mark, so text
+        found["panel"] = int(value["panel"])
+    if type(pos := value.get("pos")) is int and 0 <= pos < 1_000_000:
+        found["pos"] = pos
+    if isinstance(site := value.get("site"), str) and re.fullmatch(r"[\w.]{1,40}", site, flags=re.ASCII):
+        found["site"] = site
+    return found
 
 
 def fit_cell(cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[str]]) -> tuple[Cell, list[str]]:

@@ -6,41 +6,23 @@ mark says, where `turn` is a new number with every click.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import resources
 from typing import Any, Literal
 
 from streamlit.components.v2 import component
 
-__all__ = ["picture", "read_pick"]
+from t2lens.apps.nodes import picked
+
+__all__ = ["picture"]
 
 _mount = component("t2lens.picture", js=resources.files("t2lens.viz").joinpath("tips.js").read_text("utf-8"))
 
 
-def picture(
-    svg: str, *, key: str, on_pick: Callable[[], None] | None = None, width: int | Literal["stretch"] = "stretch"
-) -> Any:
-    """Mount one SVG document, made by `t2lens.viz`; the state is also in `st.session_state[key]`. width: in pixels, or
-    all there is."""
-    return _mount(key=key, data={"svg": svg}, on_pick_change=on_pick or (lambda: None), width=width)
+def picture(svg: str, *, key: str, panel: int | None = None, width: int | Literal["stretch"] = "stretch") -> Any:
+    """Mount one SVG document, made by `t2lens.viz`; what is clicked becomes the chosen node.
 
-
-def read_pick(value: Any) -> dict[str, Any] | None:
-    """What a picture reports as clicked, {"site", "way", "pos"} as far as it is that, or None: a browser can send
-    anything.
-
-    >>> read_pick({"site": "3.attn", "pos": 2, "turn": 1})
-    {'site': '3.attn', 'pos': 2}
+    panel: whose nodes its marks stand for, 0 (A), 1 (B) or None (of the one that was chosen). width: in pixels, or all
+    there is.
     """
-    if not isinstance(value, Mapping):
-        return None
-    found: dict[str, Any] = {}
-    for name, form in (("site", r"[\w.]{1,40}"), ("way", r"[a-z]")):
-        word = value.get(name)
-        if isinstance(word, str) and re.fullmatch(form, word, flags=re.ASCII):
-            found[name] = word
-    pos = value.get("pos")
-    if type(pos) is int and 0 <= pos < 1_000_000:
-        found["pos"] = pos
-    return found or None
+    return _mount(key=key, data={"svg": svg}, on_pick_change=partial(picked, key, panel), width=width)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
 from t2lens.apps import loaders
-from t2lens.apps.components.picture import read_pick
 from t2lens.apps.export import analysis_code, export_menu, finding_downloads, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.show import show_finding
-from t2lens.apps.state import PROMPT_LIMIT, Cell, one_of, text
+from t2lens.apps.state import PROMPT_LIMIT, one_of, text
 from t2lens.apps.words import tell
 
 __all__ = ["ANALYSES_PAGE"]
@@ -41,20 +39,12 @@ def analyses(frame: Frame) -> None:
         return
     sides, findings = zip(*made, strict=True)
     names = [side.name for side in sides]
-    show_finding(*findings, key=f"finding-{entry.key}", names=names, on_pick=_picked)
+    show_finding(*findings, key=f"finding-{entry.key}", names=names)
     code = "\n\n".join(_code(side, entry, options, passages) for side in sides)
     with frame.tools:
         own = stem(entry.key, *(side.loaded.name for side in sides))
         files = finding_downloads(findings, names, stem=own, code=code, look=theme())
         export_menu(files, code=code, key="export")
-
-
-def _picked(key: str) -> None:
-    """A click in a picture chooses the node that the mark stands for."""
-    state, pick = st.session_state, read_pick(st.session_state[key].get("pick"))
-    if pick is not None:
-        cell = state["cell"] or Cell(panel=0, pos=0, site="out")
-        state["cell"] = replace(cell, pos=pick.get("pos", cell.pos), site=pick.get("site", cell.site))
 
 
 def _code(side: Side, entry: Analysis, options: dict[str, Any], passages: int) -> str:

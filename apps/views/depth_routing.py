@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import functools
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
-from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.state import Cell, fit_cell, flag, one_of
+from t2lens.apps.nodes import places
+from t2lens.apps.state import Cell, flag, one_of
 from t2lens.apps.words import section, tell, why
 from t2lens.viz.depth_map import STATS, WHATS, DepthMap, difference, limits, of_corpus, of_profile, of_trace
 from t2lens.viz.labels import glyphs
@@ -63,18 +64,15 @@ def depth_routing(frame: Frame) -> None:
     state = frame.state
     with st.spinner("Running the models ..."):
         traces = [side.trace() for side in frame.sides]
-    tokens = [len(trace.tokens) for trace in traces]
-    sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
-    state["cell"], moved = fit_cell(state["cell"], tokens, sites)
-    tell([*(notice for trace in traces for notice in trace.notices), *(moved if frame.first else [])])
+    tell(notice for trace in traces for notice in trace.notices)
+    at = places(frame)
     _choices()
-    at = _positions(state["cell"], tokens, frame.selection.align)
     every = [_Shown(side, trace, pos) for side, trace, pos in zip(frame.sides, traces, at, strict=True)]
     with st.spinner("Averaging ...", show_time=True):
         every = [_with_map(each, state) for each in every]
     pictures = _Pictures()
     _maps(every, state, pictures)
-    _node(state["cell"], traces)
+    _node(state["cell"], frame.sides)
     _effects(every, state, pictures)
     _content(every, state, pictures)
     _profile(every, state, pictures)
@@ -110,13 +108,6 @@ def _choices() -> None:
         help="Position 0 holds the start token, on which attention piles up; averages leave it out unless you ask.",
     )
     minus.checkbox("B \u2212 A", key="routing_minus", help="Where A and B have the same reads and sources.")
-
-
-def _positions(cell: Cell, tokens: list[int], align: str) -> list[int | None]:
-    """Of the chosen node in every prompt: the same from the start, or from the end; None where there is no such."""
-    back = tokens[cell.panel] - cell.pos
-    found = [cell.pos if align == "left" else n - back for n in tokens]
-    return [pos if 0 <= pos < n else None for pos, n in zip(found, tokens, strict=True)]
 
 
 def _with_map(each: _Shown, state: Any) -> _Shown:
@@ -188,7 +179,7 @@ def _maps(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
                 tell([each.refused])
                 continue
             look = {"width": width, "limits": shared, "root": root, "chosen": chosen}
-            title = f"{each.side.letter}  {each.side.name}"
+            title = each.side.head
             pictures.draw(f"map-{each.side.letter}", functools.partial(map_picture, each.shown, title=title, **look))
     if minus is not None:
         with places[-1]:
@@ -210,7 +201,7 @@ class _Pictures:
     def draw(self, key: str, make: Callable[..., str]) -> None:
         """key: its name, which ends with the letter of its model; make: the SVG, given a theme."""
         self.made.append((key, make))
-        picture(make(theme=theme()), key=key, on_pick=functools.partial(_picked, key))
+        picture(make(theme=theme()), key=key, panel={"A": 0, "B": 1}.get(key[-1]))
 
     def downloads(self, name: str) -> list[Download]:
         found = []
@@ -230,18 +221,8 @@ def _png(svg: Callable[[], str]) -> Callable[[], bytes]:
     return lambda: to_png(svg())
 
 
-def _picked(key: str) -> None:
-    """A click on a mark chooses the node that it stands for: its site, at the position that was chosen."""
-    state = st.session_state
-    found = read_pick(state[key].get("pick"))
-    if found and "site" in found:
-        panel = 1 if key.endswith("-B") else 0 if key.endswith("-A") else state["cell"].panel
-        old: Cell = state["cell"]
-        state["cell"] = Cell(panel=panel, pos=found.get("pos", old.pos), site=found["site"])
-
-
-def _node(cell: Cell, traces: list[Any]) -> None:
-    token = glyphs(str(traces[cell.panel].tokens[cell.pos]))
+def _node(cell: Cell, sides: Sequence[Side]) -> None:
+    token = glyphs(sides[cell.panel].tokens[cell.pos])
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="chosen-node"):
         st.text(
             f"Chosen: {cell.site} at position {cell.pos} ({token}) in {'AB'[cell.panel]}. Click a row to choose it."
@@ -256,7 +237,7 @@ def _numbers(every: list[_Shown]) -> None:
             if each.shown is None:
                 continue
             shown = each.shown
-            st.text(f"{each.side.letter}  {each.side.name}: {shown.label}; {shown.counted}.")
+            st.text(f"{each.side.head}: {shown.label}; {shown.counted}.")
             columns: dict[str, Any] = {"read": list(shown.reads)}
             columns |= {name: _cells(shown, j) for j, name in enumerate(shown.columns)}
             st.dataframe(columns, hide_index=True, height=260, key=f"numbers-{each.side.letter}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from t2lens.apps import loaders
 from t2lens.apps.building import build, from_node
-from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.components.picture import picture
 from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entries, muted, put, sentence, undo, written
 from t2lens.apps.export import theme
-from t2lens.apps.frame import Frame, Page
-from t2lens.apps.state import PROMPT_LIMIT, Cell, fit_cell
+from t2lens.apps.frame import Frame, Page, Side
+from t2lens.apps.nodes import fit, move, nearest, places
+from t2lens.apps.state import PROMPT_LIMIT, Cell
 from t2lens.apps.words import plain, tell, why
 from t2lens.edits import edits_to_json, read_edits
 from t2lens.edits.presets import presets
@@ -24,18 +24,17 @@ __all__ = ["EDITS_PAGE", "snippet"]
 
 
 def editing(frame: Frame) -> None:
-    state, side = st.session_state, frame.sides[0]
-    clean = loaders.trace(side.loaded, side.prompt)
-    sites = ["embed", *map(str, clean.of_way().dataset["read"].values)]
-    cell = None if state["cell"] is None else replace(state["cell"], panel=0)  # edits are of A
-    state["cell"], moved = fit_cell(cell, [len(clean.tokens)], [sites])
-    tell(moved if frame.first else [])
+    side = frame.sides[0]
+    if fit(frame).panel:  # edits are of A: the same place there
+        pos = places(frame)[0]
+        move(panel=0, pos=nearest(frame, side) if pos is None else pos)
+        fit(frame)
     left, right = st.columns([1.08, 1], gap="large")
     with left:
-        _builder(side.loaded.model, clean.tokens)
+        _builder(side.loaded.model, side.tokens)
         _listed(side.loaded.model)
     with right:
-        _effect(side, clean.tokens)
+        _effect(side)
     _export(side)
 
 
@@ -158,44 +157,35 @@ def _toggled(i: int, key: str) -> None:
 # --- what they change ------------------------------------------------------------------------------------------------
 
 
-def _effect(side: Any, tokens: list[str]) -> None:
+def _effect(side: Side) -> None:
     cell: Cell = st.session_state["cell"]
     with st.container(key="edit-effect"):
         st.markdown("**What they change**: A edited, against A as it is")
         if not side.edits:
             st.caption("No edit acts: add one, or try one of those below the list.")
             return
-        pos = min(cell.pos, len(tokens) - 1)
         try:
             with st.spinner("Running both ...", show_time=True):
-                finding = loaders.edit_change(side.loaded, side.prompt, side.edits, pos)
+                finding = loaders.edit_change(side.loaded, side.prompt, side.edits, cell.pos)
         except (ValueError, TypeError, KeyError) as error:
             tell([str(side.refusal(why(error)))])
             return
         picture(next_tokens(finding, theme=theme()), key="edit-next")
-        picture(kl_strip(finding, theme=theme()), key="edit-kl", on_pick=_picked)
+        picture(kl_strip(finding, theme=theme()), key="edit-kl", panel=0)
         for note in (*finding.notes[: 2 if len(finding.notes) > 1 else 1], *_told(finding, side)):
             st.text(note)
 
 
-def _told(finding: Any, side: Any) -> list[str]:
+def _told(finding: Any, side: Side) -> list[str]:
     """What the reader of the edited numbers must know, without the sentences of the list."""
     said = [edit.describe() for edit in read_edits(side.edits)]
     return [each for each in finding.notes[1:] if each not in said and not each.startswith("Loss on the prompt")]
 
 
-def _picked() -> None:
-    """A click on a bar chooses its position."""
-    found = read_pick(st.session_state["edit-kl"].get("pick"))
-    cell: Cell = st.session_state["cell"]
-    if found is not None and "pos" in found and cell is not None:
-        st.session_state["cell"] = Cell(panel=0, pos=found["pos"], site=cell.site)
-
-
 # --- to take along ---------------------------------------------------------------------------------------------------
 
 
-def _export(side: Any) -> None:
+def _export(side: Side) -> None:
     state = st.session_state
     as_json, as_python = st.columns([1.08, 1], gap="large")
     with as_json, st.expander("As JSON: edit, import, take along", expanded=False):

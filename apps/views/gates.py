@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ import xarray as xr
 
 from t2lens.analysis.catalog import analysis
 from t2lens.analysis.finding import Chart, Finding
-from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.components.picture import picture
 from t2lens.apps.edits import changed, entries, put, written
 from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Side
-from t2lens.apps.state import Cell, Parameter, fit_cell, one_of
+from t2lens.apps.nodes import move, nearest, places
+from t2lens.apps.state import Parameter, one_of
 from t2lens.apps.words import tell
 from t2lens.viz import gates as draw
 from t2lens.viz.colors import regimes
@@ -58,7 +59,7 @@ class Focus:
 
     @property
     def head(self) -> str:
-        return f"{self.side.letter} {self.side.name}"
+        return self.side.head
 
     @property
     def here(self) -> str:
@@ -113,34 +114,27 @@ def _beside(focused: list[Focus], show: Callable[[Focus], None]) -> None:
 def _focused(frame: Frame, able: list[Side], found: dict[str, Any]) -> list[Focus]:
     """The chosen node in every side: the same sublayer, or the one at the same relative depth; the position as the two
     prompts are aligned."""
-    state = frame.state
-    n_tokens, sites = [], []
-    for side in frame.sides:
-        finding = found.get(side.letter)
-        n_tokens.append(len(side.trace().tokens) if finding is None else finding["pos"].size)
-        sites.append(["embed", *(site.name for site in side.loaded.model.sites)])
-    state["cell"], moved = fit_cell(state["cell"], n_tokens, sites)
-    cell: Cell = state["cell"]
-    notices = moved if frame.first else []
-    focused = []
-    for i, side in enumerate(frame.sides):
+    at, cell = places(frame), frame.state["cell"]
+    focused, notices = [], []
+    for side, pos in zip(frame.sides, at, strict=True):
         if side not in able:
             continue
-        pos = cell.pos
-        if i != cell.panel and frame.selection.align == "right":
-            pos += n_tokens[i] - n_tokens[cell.panel]
-        if not 0 <= pos < n_tokens[i]:
-            pos = min(max(pos, 0), n_tokens[i] - 1)
+        if pos is None:
+            pos = nearest(frame, side)
             notices.append(f"{side.letter} has no such position in its prompt; showing {pos}.")
-        site = cell.site
-        writes = sites[i][1:-1]
-        if site not in writes:
-            own = sites[cell.panel]
-            depth = (own.index(site) - 1) / max(len(own) - 3, 1)
-            site = writes[min(max(round(depth * (len(writes) - 1)), 0), len(writes) - 1)]
+        site = _write_near(cell.site, frame.sides[cell.panel].sites, side.sites)
         focused.append(Focus(side=side, tokens=found[side.letter], site=site, pos=pos))
     tell(notices)
     return focused
+
+
+def _write_near(site: str, own: list[str], others: list[str]) -> str:
+    """The sublayer of the name in `others`, or the one at the same relative depth; all from "embed" to "out"."""
+    writes = others[1:-1]
+    if site in writes:
+        return site
+    depth = (own.index(site) - 1) / max(len(own) - 3, 1)
+    return writes[min(max(round(depth * (len(writes) - 1)), 0), len(writes) - 1)]
 
 
 def _choices(frame: Frame, focus: Focus) -> None:
@@ -149,10 +143,9 @@ def _choices(frame: Frame, focus: Focus) -> None:
     writes = [str(site) for site in focus.tokens["site"].values]
     words = [clip(glyphs(str(token)), 14) for token in focus.tokens["token"].values]
     state["gates_site"], state["gates_pos"] = focus.site, focus.pos
-    panel = 0 if focus.side.letter == "A" else 1
 
     def moved() -> None:
-        state["cell"] = Cell(panel=panel, pos=state["gates_pos"], site=state["gates_site"])
+        move(panel=focus.side.panel, pos=state["gates_pos"], site=state["gates_site"])
 
     a, b, c, d, _ = st.columns([1.2, 1.8, 1.9, 1.8, 4], vertical_alignment="bottom")
     a.selectbox("Sublayer", writes, key="gates_site", on_change=moved)
@@ -167,28 +160,19 @@ def _choices(frame: Frame, focus: Focus) -> None:
     d.selectbox("Histogram also over", list(OVER), key="gates_over")
 
 
-def _draw(svg: str, key: str, panel: int = 0) -> None:
-    """Mount a picture whose marks choose a node."""
-
-    def picked() -> None:
-        state = st.session_state
-        found, cell = read_pick(state[key].get("pick")) or {}, state["cell"]
-        new = replace(cell, panel=panel, pos=found.get("pos", cell.pos), site=found.get("site", cell.site))
-        state["cell"] = new
-
-    picture(svg, key=key, on_pick=picked)
+def _draw(side: Side, name: str, svg: str) -> None:
+    picture(svg, key=f"{name}-{side.letter}", panel=side.panel)
 
 
 # --- the map and the chosen sublayer ---------------------------------------------------------------------------------
 
 
 def _map(frame: Frame, focus: Focus, width: int) -> None:
-    data, letter = focus.tokens.dataset, focus.side.letter
+    data = focus.tokens.dataset
     title = f"{focus.head}: beta of every write{'' if data.attrs['erases'] else ', which is its size'}"
     look: dict[str, Any] = {"site": focus.site, "pos": focus.pos, "theme": theme(), "width": width}
-    panel = "AB".index(letter)
-    _draw(draw.gate_map(data, by=frame.state["gates_by"], title=title, **look), f"gate-map-{letter}", panel)
-    _draw(draw.strip(data, title=f"The prompt at {focus.site}", **look), f"gate-strip-{letter}", panel)
+    _draw(focus.side, "gate-map", draw.gate_map(data, by=frame.state["gates_by"], title=title, **look))
+    _draw(focus.side, "gate-strip", draw.strip(data, title=f"The prompt at {focus.site}", **look))
     st.html(_table(focus))
     tell(list(focus.tokens.notes[1:]))  # the first says what the table shows
 
@@ -218,14 +202,13 @@ def _number(value: Any) -> str:
 
 def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> None:
     """Histogram of the chosen sublayer, and the spectrum at the chosen token; ranges are shared between sides."""
-    letter, at = focus.side.letter, focused.index(focus)
+    at = focused.index(focus)
     place, passages = st.empty(), OVER[frame.state["gates_over"]]
     spectra = [_spectrum(each).dataset for each in focused]
     look: dict[str, Any] = {"site": focus.site, "theme": theme(), "width": width}
     title = f"{focus.head}: steps at {focus.here}"
     limits = draw.spectrum_limits(spectra)
-    panel = "AB".index(letter)
-    _draw(draw.spectrum(spectra[at], limits=limits, title=title, **look), f"gate-spectrum-{letter}", panel)
+    _draw(focus.side, "gate-spectrum", draw.spectrum(spectra[at], limits=limits, title=title, **look))
     with place.container():  # last, as the passages may take a while
         over: list[Any] = [None] * len(focused)
         if passages:
@@ -235,7 +218,7 @@ def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> N
         svg = draw.histogram(
             focus.tokens.dataset, over[at], limits=most, title=f"{focus.head}: beta of {focus.site}", **look
         )
-        _draw(svg, f"gate-histogram-{letter}", panel)
+        _draw(focus.side, "gate-histogram", svg)
 
 
 # --- another beta ----------------------------------------------------------------------------------------------------
@@ -252,13 +235,13 @@ def _other(focused: list[Focus], width: int) -> None:
     most = max(float(max(c["plain_probability"].max(), c["probability"].max())) for c in curves) * 1.02
 
     def show(each: Focus) -> None:
-        data, letter = curves[focused.index(each)], each.side.letter
+        data = curves[focused.index(each)]
         look: dict[str, Any] = {"theme": theme(), "width": width}
         title = f"{each.head}: next token after {each.here}"
-        _draw(draw.before_after(data, beta, most=most, title=title, **look), f"gate-tokens-{letter}")
+        _draw(each.side, "gate-tokens", draw.before_after(data, beta, most=most, title=title, **look))
         st.caption(draw.kl_words(data, beta))
         title = f"{each.head}: beta of {each.site} at {AT[at]}"
-        _draw(draw.curve(data, beta, limits=limits, title=title, **look), f"gate-curve-{letter}")
+        _draw(each.side, "gate-curve", draw.curve(data, beta, limits=limits, title=title, **look))
 
     _beside(focused, show)
     if first.side.letter == "A":
@@ -347,8 +330,8 @@ def _gate_of(side: Side) -> None:
     finding = _of_trace(gate, data["token"].values if "token" in data else None, label)
     for i, place in enumerate(st.columns(2, gap="medium")):
         with place:
-            svg = chart_picture(finding, i, theme=theme(), width=560, title=f"{side.letter} {side.name}: {label}")
-            _draw(svg, f"gate-other-{side.letter}-{i}", "AB".index(side.letter))
+            svg = chart_picture(finding, i, theme=theme(), width=560, title=f"{side.head}: {label}")
+            _draw(side, f"gate-other-{i}", svg)
 
 
 def _of_trace(gate: Any, tokens: Any, label: str) -> Finding:

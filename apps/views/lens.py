@@ -11,22 +11,22 @@ import numpy as np
 import streamlit as st
 
 from t2lens.analysis.catalog import analysis
-from t2lens.apps.components.picture import picture, read_pick
+from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.generation import GENERATION, continue_prompt, generation_python, options_of
 from t2lens.apps.loaders import address
-from t2lens.apps.state import Cell, fit_cell, flag, one_of, text
+from t2lens.apps.nodes import move, places
+from t2lens.apps.state import flag, one_of, text
 from t2lens.apps.words import section, tell
 from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
-from t2lens.viz.payload import alignment
 from t2lens.viz.raster import to_png
 from t2lens.viz.shares import path_strips, share_bars, shares_of
 
-__all__ = ["LENS_PAGE", "picked"]
+__all__ = ["LENS_PAGE"]
 
 COLUMNS, PATHS, WIDTH = 13, 10, 676
 """Positions that the grid shows, paths that are listed, pixels of a picture: two stand side by side at 1440."""
@@ -46,14 +46,6 @@ class View:
     token: int
     target: int | None
     against: int | None
-
-    @property
-    def panel(self) -> int:
-        return "AB".index(self.side.letter)
-
-    @property
-    def name(self) -> str:
-        return f"{self.side.letter}  {self.side.name}"
 
     def word(self, token: int) -> str:
         return glyphs(self.side.loaded.model.to_str_tokens([token])[0])
@@ -114,21 +106,18 @@ def lens(frame: Frame) -> None:
 def _views(frame: Frame, traces: list[Any]) -> list[View]:
     """The sides at the chosen position. Says what cannot be, and leaves that side out."""
     state = st.session_state
-    tokens = [trace.tokens for trace in traces]
-    sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
-    state["cell"], moved = fit_cell(state["cell"], [len(each) for each in tokens], sites)
-    tell(moved if frame.first else [])
-    positions = _controls(frame, tokens)
+    positions = places(frame)
+    _controls(frame)
     views, notices = [], []
     last = [len(trace.tokens) - 1 for trace in traces]
     follow, likeliest = state["lens_follow"], None
     unknown = any(p == n or not t.causal for p, n, t in zip(positions, last, traces, strict=True))
     if follow == "likeliest" or (follow == "next" and unknown):
-        likeliest = _likeliest(frame.sides[0], min(positions[0], last[0]))
+        likeliest = _likeliest(frame.sides[0], last[0] if positions[0] is None else positions[0])
         if follow == "next":
             notices.append(f"There is no next token to follow there: A's likeliest is taken, {glyphs(likeliest)}.")
     for side, trace, pos in zip(frame.sides, traces, positions, strict=True):
-        if not 0 <= pos < len(trace.tokens):
+        if pos is None:
             notices.append(f"{side.letter} has no position beside this one of the other prompt.")
             continue
         try:
@@ -139,14 +128,14 @@ def _views(frame: Frame, traces: list[Any]) -> list[View]:
     return views
 
 
-def _controls(frame: Frame, tokens: list[Any]) -> list[int]:
-    """The choices of the page; returns the position of each side."""
+def _controls(frame: Frame) -> None:
+    """The choices of the page."""
     state, cell = st.session_state, st.session_state["cell"]
+    tokens = frame.sides[cell.panel].tokens
     state["lens_pos"] = cell.pos
     one, two, three, four, five = st.columns([1.1, 1.7, 1.7, 1.7, 2.4], vertical_alignment="bottom")
-    n = len(tokens[cell.panel])
-    here = glyphs(str(tokens[cell.panel][cell.pos]))
-    letter = f" in {'AB'[cell.panel]}" if len(set(map(tuple, tokens))) > 1 else ""
+    n, here = len(tokens), glyphs(tokens[cell.pos])
+    letter = f" in {'AB'[cell.panel]}" if len({tuple(side.tokens) for side in frame.sides}) > 1 else ""
     one.number_input(
         f"After position{letter}", 0, n - 1, key="lens_pos", step=1, on_change=_moved, help=f"{here} of 0 to {n - 1}"
     )
@@ -156,18 +145,10 @@ def _controls(frame: Frame, tokens: list[Any]) -> list[int]:
     three.text_input("Token", key="lens_token", max_chars=200, disabled=not given, placeholder="\u00b7queen", help=hint)
     four.text_input("Against", key="lens_against", max_chars=200, placeholder="another token", help=hint)
     five.selectbox("Colour", list(LENS), key="lens_color", format_func=lambda key: LENS[key].label)
-    shift = 0
-    if len(tokens) == 2 and (both := alignment(tokens, frame.selection.align)) is not None:
-        shift = both["shift"]
-        tell([both["text"]] if both["text"] else [])
-    first = cell.pos if cell.panel == 0 else cell.pos - shift
-    return [first, first + shift][: len(tokens)]
 
 
 def _moved() -> None:
-    state = st.session_state
-    cell = state["cell"]
-    state["cell"] = Cell(panel=cell.panel, pos=int(state["lens_pos"] or 0), site=cell.site)
+    move(pos=int(st.session_state["lens_pos"] or 0))
 
 
 def _likeliest(side: Side, pos: int) -> str:
@@ -208,27 +189,12 @@ def _beside(views: list[View], drawn: _Drawn, key: str, draw: Callable[[View], s
     """A picture of each view, beside each other where there is room. What one of them cannot give is said."""
     with st.container(key=key, horizontal=True, gap="medium"):
         for view in views:
-            _mount(drawn, draw(view), f"{key}-{view.side.letter}", view.panel)
+            _mount(drawn, draw(view), f"{key}-{view.side.letter}", view.side.panel)
 
 
 def _mount(drawn: _Drawn, svg: str, key: str, panel: int, width: int = WIDTH) -> None:
     drawn.pictures[key] = svg
-    picture(svg, key=key, on_pick=lambda: _picked(key, panel), width=width)
-
-
-def _picked(key: str, panel: int) -> None:
-    """A click on what a node wrote or read: the node is the shared one, on every page."""
-    st.session_state["cell"] = picked(st.session_state[key].get("pick"), panel, st.session_state["cell"])
-
-
-def picked(reported: Any, panel: int, cell: Cell) -> Cell:
-    """The node that a picture of `panel` reports as clicked; what it does not say is that of `cell`."""
-    node = read_pick(reported)
-    if node is None:
-        return cell
-    if reported.get("panel") in ("0", "1"):  # a picture of both sides says whose node it is
-        panel = int(reported["panel"])
-    return Cell(panel=panel, pos=node.get("pos", cell.pos), site=node.get("site", cell.site))
+    picture(svg, key=key, panel=panel, width=width)
 
 
 def _findings(views: list[View], make: Callable[[View], Any]) -> tuple[list[View], list[Any]]:
@@ -263,7 +229,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
         "lens-grid",
         lambda view: lens_grid(
             by_letter[view.side.letter],
-            title=view.name,
+            title=view.side.head,
             quantity=color,
             pos=view.pos,
             positions=columns[view.side.letter],
@@ -280,10 +246,10 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
     )
     st.text(f"Followed: {what}. Shown: {part}. A and B share the scale of colours.")
     with st.container(key="lens-lines", horizontal=True, gap="medium"):
-        _mount(drawn, _line(views), "lens-line", views[0].panel)
+        _mount(drawn, _line(views), "lens-line", views[0].side.panel)
         for view, finding in zip(views, found, strict=True):
             if "stream_kl" in finding.dataset and color != "top":
-                title = f"{view.name}: streams at position {view.pos}"
+                title = f"{view.side.head}: streams at position {view.pos}"
                 _mount(
                     drawn,
                     stream_grid(
@@ -295,7 +261,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
                         theme=theme(),
                     ),
                     f"streams-{view.side.letter}",
-                    view.panel,
+                    view.side.panel,
                 )
     st.checkbox("Probability on a log scale", key="lens_log")
 
@@ -313,7 +279,7 @@ def _line(views: list[View]) -> str:
     return by_depth(
         [view.side.analyse("lens", {"target": view.token}) for view in views],
         [view.pos for view in views],
-        [view.name for view in views],
+        [view.side.head for view in views],
         log=st.session_state["lens_log"],
         title=f"Probability of {' and '.join(words)} by depth",
         width=WIDTH,
@@ -351,7 +317,7 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
         "shares",
         lambda view: share_bars(
             sums[view.side.letter],
-            title=f"{view.name}: {titles[view.side.letter]}",
+            title=f"{view.side.head}: {titles[view.side.letter]}",
             width=WIDTH,
             by_size=state["share_sort"] == "size",
             limits=limits,
@@ -379,7 +345,7 @@ def _paths(views: list[View], drawn: _Drawn) -> None:
         "paths",
         lambda view: path_strips(
             by_letter[view.side.letter],
-            title=f"{view.name}: {by_letter[view.side.letter].title}",
+            title=f"{view.side.head}: {by_letter[view.side.letter].title}",
             width=WIDTH,
             theme=theme(),
         ),
@@ -416,11 +382,11 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
         for side in frame.sides:
             if side.letter in found:
                 finding = found[side.letter]
-                title = f"{side.letter}  {side.name}: {finding.title}"
+                title = f"{side.head}: {finding.title}"
                 svg = new_tokens_picture(
                     finding, title=title, before=side.trace().tokens, differs=differs, width=WIDTH, theme=theme()
                 )
-                _mount(drawn, svg, f"written-{side.letter}", "AB".index(side.letter))
+                _mount(drawn, svg, f"written-{side.letter}", side.panel)
     if len(texts) == 2 and same_prompt:
         first = next(iter(found.values()))
         at = (

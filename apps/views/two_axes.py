@@ -14,7 +14,8 @@ from t2lens.apps.components.maps import answers, maps
 from t2lens.apps.export import maps_export
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.generation import continue_prompt
-from t2lens.apps.state import Cell, fit_cell, one_of, read_cell, text
+from t2lens.apps.nodes import fit
+from t2lens.apps.state import Cell, one_of, read_cell, text
 from t2lens.apps.words import tell
 from t2lens.readout import NEXT, token_id
 from t2lens.viz.fitting import fitted_payload
@@ -53,11 +54,8 @@ def two_axes(frame: Frame) -> None:
         follow, untold = _followed(frame.sides, state["follow"])
         traces = [side.trace(token) for side, token in zip(frame.sides, follow, strict=True)]
     notices = untold + list(dict.fromkeys(notice for trace in traces for notice in trace.notices))
-    tokens = [len(trace.tokens) for trace in traces]
-    sites = [["embed", *map(str, trace.of_way().dataset["read"].values)] for trace in traces]
-    state["cell"], moved = fit_cell(state["cell"], tokens, sites)
-    notices += _fit_head(traces)
-    tell([*notices, *(moved if frame.first else [])])  # after a new prompt, moving the node into it needs no word
+    tell([*notices, *_fit_head(traces)])
+    fit(frame)
     each = tuple((side.name, side.loaded.weights_hash, side.prompt, side.edits) for side in frame.sides)
     continue_prompt(frame)
     if frame.first:  # another page may have moved the node

@@ -76,7 +76,7 @@ def kl_strip(finding: Any, *, theme: ThemeName = "light", width: int = 560, heig
     for i, value in enumerate(kl.tolist()):
         tall = height * value / most if most > 0 else 0.0
         tip = f"{tokens[i]} (position {i})\nKL {value:.6g} nats"
-        node = {"site": "out", "pos": i}
+        node = {"pos": i}
         body.append(mark("rect", "", None, x=left + step * i, y=top, width=step, height=height, fill="none"))
         color = look.ink if i == at else look.series[0]
         wide = max(step - (1.5 if step > 4 else 0), 0.5)

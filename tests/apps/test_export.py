@@ -16,8 +16,8 @@ import xarray as xr
 import t2lens
 from t2lens.analysis.catalog import analysis
 from t2lens.analysis.finding import Chart, Finding, load_finding
-from t2lens.apps.components.picture import read_pick
 from t2lens.apps.export import analysis_code, finding_downloads, maps_code, maps_downloads, stem
+from t2lens.apps.state import read_pick
 
 PROMPT = 'the king\'s "queen" <b>said</b>'
 
@@ -124,7 +124,7 @@ def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: py
 
 
 def test_a_browser_can_send_anything_as_a_pick() -> None:
-    assert read_pick({"site": "3.attn", "way": "q", "pos": 4, "turn": 9}) == {"site": "3.attn", "way": "q", "pos": 4}
+    assert read_pick({"site": "3.attn", "way": "q", "pos": 4, "panel": "1"}) == {"site": "3.attn", "pos": 4, "panel": 1}
     for wrong in (
         None,
         3,
@@ -136,8 +136,10 @@ def test_a_browser_can_send_anything_as_a_pick() -> None:
         {"site": "<b>"},
         {"site": 3},
         {"pos": 1.5},
+        {"panel": "2"},
+        {"panel": 1},
     ):
-        assert read_pick(wrong) is None
+        assert read_pick(wrong) == {}
 
 
 def test_names_of_files_hold_nothing_odd() -> None:

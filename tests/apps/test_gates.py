@@ -54,9 +54,9 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     seen: dict[str, str] = {}
     mount = page.picture
 
-    def noting(svg: str, *, key: str, on_pick: Any = None) -> Any:
+    def noting(svg: str, *, key: str, panel: int) -> Any:
         seen[key] = svg
-        return mount(svg, key=key, on_pick=on_pick)
+        return mount(svg, key=key, panel=panel)
 
     monkeypatch.setattr(page, "picture", noting)
     return seen

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import t2lens
 from t2lens.analysis import attribute_logits, continue_text, logit_lens, top_paths
+from t2lens.apps.nodes import picked
 from t2lens.apps.state import Cell
-from t2lens.apps.views.lens import picked
 from t2lens.viz.labels import fmt, glyphs
 
 PROMPT = "And the king said unto the <b>& people, and the"
@@ -146,8 +147,10 @@ def test_at_the_last_position_the_likeliest_is_followed_and_it_is_said() -> None
         ("x", Cell(panel=0, pos=5, site="out")),
     ],
 )
-def test_a_click_is_the_shared_node(reported: Any, expected: Cell) -> None:
-    assert picked(reported, 1, Cell(panel=0, pos=5, site="out")) == expected
+def test_a_click_is_the_shared_node(reported: Any, expected: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "session_state", {"x": {"pick": reported}, "cell": Cell(panel=0, pos=5, site="out")})
+    picked("x", 1)
+    assert st.session_state["cell"] == expected
 
 
 def test_positions_of_two_prompts_are_aligned_by_the_stated_rule() -> None:
