@@ -145,13 +145,10 @@ def _hint(traces: list[Any], cell: Cell) -> str:
         if pattern is not None:
             weights = pattern.mean(axis=0)[cell.pos, : cell.pos + 1]
             word = trace.tokens[int(weights.argmax())].strip()
-            part = f"looks back most to \u201c{word}\u201d ({float(weights.max()):.2f}) and {part}"
-        seen.append(f"in {letter} it {part}")
+            part = f"looks back to \u201c{word}\u201d ({float(weights.max()):.2f}), {part}"
+        seen.append(f"{letter} {part}")
     word = traces[0].tokens[cell.pos].strip()
-    return (
-        f"Look at the framed node, {cell.site} at \u201c{word}\u201d: {'; '.join(seen)}. "
-        "Choose any cell, or move with the arrow keys."
-    )
+    return f"Framed: {cell.site} at \u201c{word}\u201d. {'; '.join(seen)}. Click any cell, or use the arrow keys."
 
 
 def _notes(traces: list[Any]) -> list[str]:

@@ -88,13 +88,14 @@ class View {
     const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
     if (ways.length > 1) this.choice(third, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
     this.back = this.bar(third);
-    const fourth = pair();
-    if (this.offersRollout()) this.choice(fourth, "of the node, show", "layer", list(Object.entries(LAYERS)));
+    const nav = el("div", "nav", undefined, this.sheet);
+    this.buildWalk(nav);
+    if (this.offersRollout()) this.choice(nav, "of the node, show", "layer", list(Object.entries(LAYERS)));
     else this.view.layer = "cross";
-    this.fed = this.bar(fourth);
-    if (this.panels.length > 1) this.choice(head, "panels", "compare", list(Object.entries(COMPARE)), this.apart());
+    this.fed = this.bar(nav);
+    if (this.panels.length > 1) this.choice(nav, "panels", "compare", list(Object.entries(COMPARE)), this.apart());
     else this.view.compare = "both";
-    this.buildWalk(el("div", "nav", undefined, this.sheet));
+    this.buildPlayback(nav);
     const grids = el("div", "grids", undefined, this.sheet);
     this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, grids);

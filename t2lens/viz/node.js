@@ -13,10 +13,10 @@ View.prototype.detail = function () {
   this.box.dataset.cell = JSON.stringify({ panel: this.view.panel, pos: pos0, site: this.view.site });
 };
 
-// a number with the decimals that give its column's largest value four digits, so that decimals align
-const even = (v, column) => {
+// a number with the decimals that give its column's largest value so many digits, so that decimals align
+const even = (v, column, digits = 4) => {
   const most = Math.max(...column.filter((x) => Number.isFinite(x)).map(Math.abs), 1e-12);
-  return Number.isFinite(v) ? v.toFixed(Math.max(0, Math.min(7, 3 - Math.floor(Math.log10(most) + 1e-9)))) : fmt(v);
+  return Number.isFinite(v) ? v.toFixed(Math.max(0, Math.min(7, digits - 1 - Math.floor(Math.log10(most) + 1e-9)))) : fmt(v);
 };
 
 // a table of [label, go, shade, ...numbers]; `go`: the cell that the label leads to, or what happens
@@ -29,8 +29,9 @@ View.prototype.table = function (parent, head, rows) {
     const row = el("tr", "", undefined, body),
       cell = el("td", "", undefined, row);
     if (color) el("span", "sw", undefined, cell).style.background = color;
-    if (go) el("button", "", label, cell).onclick = typeof go === "function" ? go : () => this.follow(go);
-    else el("span", "", label, cell);
+    const word = el(go ? "button" : "span", "", label, cell);
+    word.title = label; // there may be no room for all of it
+    if (go) word.onclick = typeof go === "function" ? go : () => this.follow(go);
     numbers.forEach((v, k) =>
       el(
         "td",
@@ -50,14 +51,15 @@ View.prototype.table = function (parent, head, rows) {
   return table;
 };
 
-const SHOWN = 6; // quantities, and sources of a table, that are not folded away
+const SHOWN = 6; // sources of a table, less one, that are not folded away
+const QUANTITIES_SHOWN = 4;
 View.prototype.quantityTable = function (parent, p, row, pos) {
-  const here = this.payload.quantities.filter((q) => !p.why(q.key, row)),
-    chosen = (q) => q.key === this.view.quantity;
+  const here = this.payload.quantities.filter((q) => q.key !== this.view.quantity && !p.why(q.key, row));
   const line = (q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`];
-  const many = here.length > SHOWN + 2,
-    first = many ? [...here.filter(chosen), ...here.filter((q) => !chosen(q))].slice(0, SHOWN) : here;
-  const table = this.table(parent, ["at this node", ""], first.map(line));
+  const many = here.length > QUANTITIES_SHOWN + 2,
+    first = many ? here.slice(0, QUANTITIES_SHOWN) : here;
+  if (!here.length) return;
+  const table = this.table(parent, ["also at this node", ""], first.map(line));
   table.dataset.table = "node";
   if (!many) return;
   const rest = el("details", "", undefined, parent);
@@ -117,14 +119,13 @@ View.prototype.half = function (parent, p, i) {
     return;
   }
   if (pos !== this.view.pos) el("p", "why", `beside it: position ${pos}, ${isolated(glyphs(p.tokens[pos]))}`, parent);
-  this.quantityTable(parent, p, row, pos);
-  this.followed(parent, p, pos);
+  this.coloured(parent, p, row, pos);
 
   const to = (name) => (p.row.has(name) ? { panel: i, pos, site: name } : null);
   const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
   const effects = site === "embed" ? null : p.answer("effects", { pos, site }),
     effect = (name) => (effects ? effects.values[name] : undefined),
-    brief = (v) => (Number.isFinite(v) ? fmt(v, 2) : v), // room for four columns
+    brief = (v) => (Number.isFinite(v) ? even(v, Object.values(effects.values), 3) : v), // there is room for four columns
     tiny = (v) => Number.isFinite(v) && Math.abs(v) < (effects.floor || 0); // rounding
   const rankedBy = effects && this.rank === "effect";
   const by = (mode, over) =>
@@ -189,7 +190,7 @@ View.prototype.half = function (parent, p, i) {
   else this.effects(parent, p, site, pos);
 
   if (p.looks(site) && !p.seen(site, pos))
-    el("p", "why", `Sequence: ${this.waiting("row", i, { site, pos, way: undefined })}`, parent);
+    el("p", "why", `From the sequence: ${this.waiting("row", i, { site, pos, way: undefined })}`, parent);
   else if (p.looks(site)) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k])
       .filter(([v]) => !Number.isNaN(v))
@@ -209,17 +210,18 @@ View.prototype.half = function (parent, p, i) {
     ).dataset.table = "sequence";
   } else el("p", "why", `${site} reads no other position.`, parent);
   const read = p.tops(row, pos),
-    next = p.nextAt(pos);
+    next = p.nextAt(pos),
+    beside = el("div", read.length && next ? "duo" : "", undefined, parent); // what it would say here, and what comes
   if (read.length)
     this.table(
-      parent,
-      ["lens: top tokens", "prob."],
+      beside,
+      ["lens, here", "prob."],
       read.map(([token, probability]) => [glyphs(token), null, null, probability]),
     ).dataset.table = "lens";
   if (next)
     this.table(
-      parent,
-      ["next token, at out", "prob."],
+      beside,
+      ["next, at out", "prob."],
       next.map(([token, log]) => [
         glyphs(token),
         () => this.follow({ panel: i, pos, site: "out" }, token),
@@ -227,6 +229,16 @@ View.prototype.half = function (parent, p, i) {
         log === null ? NaN : Math.exp(log),
       ]),
     ).dataset.table = "next";
+  this.quantityTable(parent, p, row, pos);
+  this.followed(parent, p, pos);
+};
+
+// the number behind the colour of the grid
+View.prototype.coloured = function (parent, p, row, pos) {
+  const q = this.quantity,
+    why = p.why(q.key, row),
+    line = el("p", "coloured", `${q.label}  `, parent);
+  el("strong", "", why || `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`, line);
 };
 
 // by what the sources of the tables are ranked

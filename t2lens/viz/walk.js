@@ -1,51 +1,56 @@
 // The walk from a node to where it reads from, the way back, and playback. One part of the module that maps.js describes.
 
 const SPEEDS = [1, 2, 4, 8, 16]; // nodes a second
-const AXES = { depth: "up the depth", sequence: "along the sequence" };
+const AXES = { depth: ["up", "up the depth"], sequence: ["along", "along the sequence"] };
 
 Object.assign(View.prototype, {
   buildWalk(nav) {
-    this.player ??= { axis: "depth", speed: 4, timer: 0 };
-    this.player.timer = 0;
     this.backButton = el("button", "back", "\u2190 Back", nav);
     this.backButton.onclick = () => this.goBack();
     this.backButton.title = "Backspace, or Alt and the left arrow";
     this.crumbs = el("div", "walk", undefined, nav);
     this.crumbs.setAttribute("role", "navigation");
     this.crumbs.setAttribute("aria-label", "walk to the origins of a node");
+  },
+  buildPlayback(nav) {
+    this.player ??= { axis: "depth", speed: 4, timer: 0 };
+    this.player.timer = 0;
     const play = el("div", "play", undefined, nav),
       still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     play.setAttribute("role", "group");
     play.setAttribute("aria-label", "playback");
-    const button = (text, label, act) => {
-      const b = el("button", "", text, play);
+    const button = (sign, label, act) => {
+      const b = el("button", "", undefined, play);
+      el("i", `sign ${sign}`, undefined, b);
       b.title = label;
       b.setAttribute("aria-label", label);
       b.onclick = act;
       return b;
-    };
-    const select = (label, options, value, act) => {
-      const s = el("select", "", undefined, play);
-      s.setAttribute("aria-label", label);
-      for (const [key, text] of options) el("option", "", text, s).value = key;
-      s.value = value;
-      s.onchange = () => act(s.value);
     };
     const step = (by) => () => {
       this.pause();
       this.advance(by);
       this.stepped();
     };
-    button("\u2039", "previous node", step(-1));
+    button("before", "previous node", step(-1));
     // nothing moves by itself for those who ask for less motion
-    this.playButton = still ? null : button("play", "play", () => (this.player.timer ? this.pause() : this.start()));
-    button("\u203a", "next node", step(1));
-    select("direction of playback", Object.entries(AXES), this.player.axis, (axis) => (this.player.axis = axis));
-    if (!still)
-      select("speed of playback", SPEEDS.map((n) => [n, `${n} per second`]), this.player.speed, (n) => {
-        this.player.speed = Number(n);
-        if (this.player.timer) this.start();
-      });
+    this.playButton = still ? null : button("go", "play", () => (this.player.timer ? this.pause() : this.start()));
+    button("after", "next node", step(1));
+    const pace = el("select", "", undefined, play);
+    pace.title = still ? "direction of playback" : "direction of playback, and its nodes per second";
+    pace.setAttribute("aria-label", pace.title);
+    for (const [axis, [short, long]] of Object.entries(AXES)) {
+      const group = still ? pace : el("optgroup", "", undefined, pace);
+      if (!still) group.label = long;
+      for (const speed of still ? [this.player.speed] : SPEEDS)
+        el("option", "", still ? long : `${short} ${speed}/s`, group).value = `${axis} ${speed}`;
+    }
+    pace.value = `${this.player.axis} ${this.player.speed}`;
+    pace.onchange = () => {
+      const [axis, speed] = pace.value.split(" ");
+      Object.assign(this.player, { axis, speed: Number(speed) });
+      if (this.player.timer) this.start();
+    };
   },
   // the node `by` steps further along the axis of playback, or null at the end
   next(by) {
@@ -84,7 +89,8 @@ Object.assign(View.prototype, {
   },
   playLabel(on) {
     if (!this.playButton) return;
-    this.playButton.textContent = this.playButton.title = on ? "pause" : "play";
+    this.playButton.title = on ? "pause" : "play";
+    this.playButton.firstChild.className = `sign ${on ? "halt" : "go"}`;
     this.playButton.setAttribute("aria-label", this.playButton.title);
   },
 

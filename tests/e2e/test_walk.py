@@ -96,12 +96,12 @@ def test_a_cell_outside_the_cross_starts_another_walk(show: Show) -> None:
 def test_playback_goes_up_and_reports_where_it_stops_only(show: Show) -> None:
     maps = show(maps_payload([trace()], cell=(0, 4, "embed")))
     page = maps.page
-    page.get_by_label("speed of playback").select_option("16")
+    page.get_by_label("direction of playback").select_option("depth 16")
     page.get_by_role("button", name="play", exact=True).click()
     page.wait_for_function("view.view.site === 'out' && !view.player.timer")
     heard = page.evaluate("heard")
     assert [key for key, _ in heard] == ["cell"] and heard[0][1] == node(0, 4, "out")
-    page.get_by_label("direction of playback").select_option("sequence")
+    page.get_by_label("direction of playback").select_option("sequence 4")
     page.get_by_role("button", name="next node").click()
     assert maps.cell() == node(0, 5, "out")
     page.get_by_role("button", name="previous node").click()
@@ -319,7 +319,7 @@ def test_effects_stand_beside_mass(show: Show) -> None:
     table = maps.table("A", "weights")
     best = sorted(effect, key=lambda name: -effect[name])[:5]
     assert [row[0] for row in table] == best
-    assert [float(row[-1]) for row in table] == pytest.approx([effect[name] for name in best], abs=1e-4)
+    assert [float(row[-1]) for row in table] == pytest.approx([effect[name] for name in best], abs=5.1e-4)
     maps.click("grid-A", 3, 3)
     assert maps.page.get_by_role("button", name="measure effects").is_visible()
 
@@ -469,9 +469,10 @@ def test_many_quantities_fold_and_the_chosen_one_stays(show: Show) -> None:
     way |= {"missing": {}, "absent": {}}
     payload["view"]["quantity"] = "q15"
     maps = show(payload)
-    assert [row[0] for row in maps.table("A", "node")] == ["quantity 15", *(f"quantity {k}" for k in range(5))]
+    assert maps.page.locator('[data-node="A"] .coloured').text_content().startswith("quantity 15  ")
+    assert [row[0] for row in maps.table("A", "node")] == [f"quantity {k}" for k in range(4)]
     assert not maps.page.locator('[data-table="more"]').is_visible()
     maps.page.locator("summary").click()
-    assert len(maps.table("A", "more")) == 12
+    assert len(maps.table("A", "more")) == 13
     maps.canvas("grid-A").press("ArrowUp")
     assert maps.page.locator('[data-table="more"]').is_visible()
