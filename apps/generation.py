@@ -8,14 +8,14 @@ from typing import Any
 
 import streamlit as st
 
-from t2lens.apps import loaders
 from t2lens.apps.frame import Frame, Refusal, Side
+from t2lens.apps.snippets import generation_code
 from t2lens.apps.state import Parameter, one_of, whole
 from t2lens.apps.words import tell
 from t2lens.apps.writing import Writing, chosen, stop, take_back
 from t2lens.viz.labels import fmt, glyphs
 
-__all__ = ["GENERATION", "continue_prompt", "generation_python", "options_of"]
+__all__ = ["GENERATION", "continue_prompt", "options_of"]
 
 MOST = 64
 """Tokens that are written at a time."""
@@ -30,12 +30,12 @@ def _temperature(given: str) -> float:
 
 
 GENERATION = (
-    whole("new_tokens", 20, 1, MOST),
-    one_of("decoding", ("greedy", "sample"), "greedy"),
-    Parameter(key="temperature", default=0.8, read=_temperature, write=lambda value: f"{value:g}"),
-    whole("among", None, 1, 1_000_000),
-    whole("gen_seed", 0, 0, 999_999_999),
-    one_of("writer", ("A", "B"), "A"),
+    whole("write_tokens", 20, 1, MOST),
+    one_of("write_how", ("greedy", "sample"), "greedy"),
+    Parameter(key="write_temperature", default=0.8, read=_temperature, write=lambda value: f"{value:g}"),
+    whole("write_among", None, 1, 1_000_000),
+    whole("write_seed", 0, 0, 999_999_999),
+    one_of("write_by", ("A", "B"), "A"),
 )
 """The choices of the control."""
 
@@ -43,25 +43,25 @@ GENERATION = (
 def options_of(state: Any, side: Side) -> dict[str, Any]:
     """The options of `continue_text` that are chosen. Under edits every token is of a pass over the whole text, so that
     all edits can act."""
-    options: dict[str, Any] = {"n": int(state["new_tokens"] or 1)}
-    if state["decoding"] == "sample":
-        options |= {"temperature": float(state["temperature"] or 1.0), "seed": int(state["gen_seed"] or 0)}
-        if state["among"]:
-            options["top_k"] = int(state["among"])
+    options: dict[str, Any] = {"n": int(state["write_tokens"] or 1)}
+    if state["write_how"] == "sample":
+        options |= {"temperature": float(state["write_temperature"] or 1.0), "seed": int(state["write_seed"] or 0)}
+        if state["write_among"]:
+            options["top_k"] = int(state["write_among"])
     return {**options, "use_cache": False} if side.edits else options
 
 
 def _how() -> None:
-    """The widgets of the choices but `writer`, under the keys of `GENERATION`."""
+    """The widgets of the choices but `write_by`, under the keys of `GENERATION`."""
     state = st.session_state
     left, right = st.columns(2)
-    left.number_input("New tokens", 1, MOST, key="new_tokens", step=1)
-    right.selectbox("Take", ("greedy", "sample"), key="decoding", format_func=_WORDS.__getitem__)
-    if state["decoding"] == "sample":
+    left.number_input("New tokens", 1, MOST, key="write_tokens", step=1)
+    right.selectbox("Take", ("greedy", "sample"), key="write_how", format_func=_WORDS.__getitem__)
+    if state["write_how"] == "sample":
         one, two, three = st.columns(3)
-        one.number_input("Temperature", 0.01, HOTTEST, key="temperature", step=0.1, format="%.2f")
-        two.number_input("Among the likeliest", 1, 1_000_000, key="among", step=1, placeholder="all")
-        three.number_input("Seed", 0, 999_999_999, key="gen_seed", step=1)
+        one.number_input("Temperature", 0.01, HOTTEST, key="write_temperature", step=0.1, format="%.2f")
+        two.number_input("Among the likeliest", 1, 1_000_000, key="write_among", step=1, placeholder="all")
+        three.number_input("Seed", 0, 999_999_999, key="write_seed", step=1)
 
 
 _WORDS = {"greedy": "the likeliest token", "sample": "a random draw"}
@@ -90,11 +90,11 @@ def _control(frame: Frame) -> None:
     for each in GENERATION:  # a page need not have them in its links
         state.setdefault(each.key, each.default)
     names = {side.letter: f"{side.letter}, {side.name}" for side in frame.sides}
-    if state["writer"] not in letters:
-        state["writer"] = "A"
-    st.selectbox("Who writes", letters, key="writer", format_func=names.__getitem__)
+    if state["write_by"] not in letters:
+        state["write_by"] = "A"
+    st.selectbox("Who writes", letters, key="write_by", format_func=names.__getitem__)
     _how()
-    side = next(each for each in frame.sides if each.letter == state["writer"])
+    side = next(each for each in frame.sides if each.letter == state["write_by"])
     begin, back = st.columns(2)
     begin.button("Write", key="write", on_click=_begin, args=(frame, side), type="primary", width="stretch")
     written = state.get("writing")
@@ -105,7 +105,7 @@ def _control(frame: Frame) -> None:
         f"Up to {MOST} tokens, until the context of {side.loaded.model.cfg.n_ctx} is full. Each token goes into the "
         "prompt, and the page is drawn anew: a full pass over the text so far, exact under every edit."
     )
-    code = generation_python(side, options_of(state, side)) if written is None else written.code
+    code = generation_code(side, options_of(state, side)) if written is None else written.code
     st.caption("In Python:" if written is None else "What was written, in Python:")
     st.code(code, language="python")
 
@@ -147,7 +147,7 @@ def _writing(side: Side, finding: Any, state: Any, frame: Frame) -> Writing:
         finding=finding,
         said=f"{side.letter}, {side.name}",
         notices=(*notices, *(note for note in finding.notes if "context" in note)),
-        code=generation_python(side, options_of(state, side)),
+        code=generation_code(side, options_of(state, side)),
         chosen=chosen(state),
     )
 
@@ -169,21 +169,3 @@ def _told(writing: Writing) -> str:
         f"p {fmt(float(data['probability'][i]), 3)}, rank {int(data['rank'][i])}, entropy "
         f"{float(data['entropy'][i]):.2f} nats; likeliest: {others}"
     )
-
-
-def generation_python(side: Side, options: dict[str, Any]) -> str:
-    """The Python that writes the same text."""
-    given = {"temperature": options.get("temperature", 0), **{k: v for k, v in options.items() if k != "n"}}
-    words = "".join(f", {key}={value!r}" for key, value in given.items())
-    call = f"model.generate(prompt, {options['n']}{words})"
-    lines = [
-        "import t2lens",
-        "",
-        f"model = t2lens.load({loaders.address(side.loaded.name)!r})",
-        f"prompt = {side.prompt!r}",
-    ]
-    if side.edits:
-        lines += [f"edits = {side.edits!r}", "with t2lens.edited(model, edits):", f"    text = {call}"]
-    else:
-        lines += [f"text = {call}"]
-    return "\n".join(lines)

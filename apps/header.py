@@ -23,7 +23,7 @@ STYLE = """<style>
 {min-height: 2.6rem; height: 2.6rem;}
 .st-key-prompt [data-testid="stTextAreaRootElement"], .st-key-prompt textarea
 {height: auto !important; max-height: 5.4rem; field-sizing: content;}
-.st-key-prompt textarea {padding-block: 0.5rem;}
+.st-key-prompt textarea {padding-block: 0.38rem;}
 [data-testid="stPopoverBody"] [data-testid="stTextAreaRootElement"], [data-testid="stPopoverBody"] textarea
 {height: 9rem; font-family: monospace; font-size: 0.85rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}

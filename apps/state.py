@@ -17,6 +17,7 @@ __all__ = [
     "ALIGN",
     "CLEAN",
     "NO_MODEL",
+    "OVER",
     "PROMPT_LIMIT",
     "SHARED",
     "Cell",
@@ -28,6 +29,7 @@ __all__ = [
     "limit_prompt",
     "one_of",
     "parse_url",
+    "passages",
     "read_cell",
     "read_pick",
     "text",
@@ -45,6 +47,15 @@ CLEAN = "clean"
 
 ALIGN = ("left", "right")
 """How positions of two prompts of different lengths stand beside each other: from the first token, or from the last."""
+
+
+OVER = {"prompt": "the prompt", "8": "8 bundled passages", "32": "all 32 bundled passages"}
+"""What a page can look at, in words; `passages` says how many texts that is."""
+
+
+def passages(over: str) -> int:
+    """How many bundled passages a key of `OVER` stands for; 0: the prompt."""
+    return 0 if over == "prompt" else int(over)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +91,9 @@ SHARED = tuple(field.name for field in fields(Selection))
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
     """A choice of one page that a link keeps, under the same key in the session and in the URL.
+
+    key: begins with the word of its page (`routing_over`, `lens_token`, `gates_beta`); those of "Continue", which any
+    page can offer, with `write`. The maps are the home page, and theirs stand bare (`quantity`, `depth`).
 
     read: the value that a text of the URL means; ValueError (a sentence's end: "which ...") for one that it cannot.
     """

@@ -8,11 +8,11 @@ from typing import Any
 import streamlit as st
 
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
-from t2lens.apps import loaders
-from t2lens.apps.export import analysis_code, export_menu, finding_downloads, stem, theme
-from t2lens.apps.frame import Frame, Page, Refusal, Side
+from t2lens.apps.export import export_menu, finding_downloads, stem, theme
+from t2lens.apps.frame import Frame, Page, Refusal
 from t2lens.apps.show import show_finding
-from t2lens.apps.state import PROMPT_LIMIT, one_of, text
+from t2lens.apps.snippets import analysis_code
+from t2lens.apps.state import OVER, PROMPT_LIMIT, one_of, passages, text
 from t2lens.apps.words import tell
 
 __all__ = ["ANALYSES_PAGE"]
@@ -22,17 +22,15 @@ GROUPS = {
     "routes": "which routes through depth matter, and what moves them",
     "gates": "what the gates of Deep Delta Learning do",
 }
-RUN_ON = {"the prompt": 0, "8 bundled passages": 8, "all 32 bundled passages": 32}
-"""What an analysis over texts runs on, and how many passages that is."""
 
 
 def analyses(frame: Frame) -> None:
-    entry, options, passages = _controls()
+    entry, options, n = _controls()
     made = []
     for side in frame.sides:
         try:
             with st.spinner("Running ...", show_time=True):
-                made.append((side, side.analyse(entry.key, options, passages=passages)))
+                made.append((side, side.analyse(entry.key, options, passages=n)))
         except Refusal as error:  # what this model cannot give, the other one may
             tell([str(error)])
     if not made:
@@ -40,17 +38,11 @@ def analyses(frame: Frame) -> None:
     sides, findings = zip(*made, strict=True)
     names = [side.name for side in sides]
     show_finding(*findings, key=f"finding-{entry.key}", names=names)
-    code = "\n\n".join(_code(side, entry, options, passages) for side in sides)
+    code = "\n\n".join(analysis_code(side, entry.key, options, passages=n) for side in sides)
     with frame.tools:
         own = stem(entry.key, *(side.loaded.name for side in sides))
         files = finding_downloads(findings, names, stem=own, code=code, look=theme())
         export_menu(files, code=code, key="export")
-
-
-def _code(side: Side, entry: Analysis, options: dict[str, Any], passages: int) -> str:
-    return analysis_code(
-        entry, loaders.address(side.loaded.name), side.prompt, options, passages=passages, edits=side.edits
-    )
 
 
 def _controls() -> tuple[Analysis, dict[str, Any], int]:
@@ -58,15 +50,17 @@ def _controls() -> tuple[Analysis, dict[str, Any], int]:
     left, right = st.columns([2.6, 10])
     key = left.selectbox("Analysis", list(titles), format_func=titles.__getitem__, key="analysis")
     entry = next(each for each in ANALYSES if each.key == key)
-    asked = _options(st.session_state["options"])
+    asked = _options(st.session_state["analysis_options"])
     options: dict[str, Any] = {}
-    passages = 0
+    n = 0
     with right.form(f"form-{entry.key}", border=False):
         shown = [*entry.options, *([None] if entry.texts else [])]
         for i in range(0, len(shown), 5):
             for option, column in zip(shown[i : i + 5], st.columns(5, vertical_alignment="bottom"), strict=False):
                 if option is None:
-                    passages = RUN_ON[column.selectbox("run on", list(RUN_ON), key="texts")]
+                    n = passages(
+                        column.selectbox("over", list(OVER), format_func=OVER.__getitem__, key="analysis_over")
+                    )
                 else:
                     options[option.name] = _widget(column, option, entry, asked.get(option.name))
         st.form_submit_button("Run with these", type="secondary")
@@ -74,8 +68,8 @@ def _controls() -> tuple[Analysis, dict[str, Any], int]:
     chosen = {name: value for name, value in options.items() if value not in (None, "")}
     plain = {option.name: option.default for option in entry.options}
     changed = {name: value for name, value in chosen.items() if value != plain[name]}
-    st.session_state["options"] = json.dumps(changed) if changed else ""
-    return entry, chosen, passages
+    st.session_state["analysis_options"] = json.dumps(changed) if changed else ""
+    return entry, chosen, n
 
 
 def _options(written: str) -> dict[str, Any]:
@@ -111,7 +105,7 @@ ANALYSES_PAGE = Page(
     draw=analyses,
     parameters=(
         one_of("analysis", [entry.key for entry in ANALYSES], "logits"),
-        text("options", limit=2000),
-        one_of("texts", list(RUN_ON), next(iter(RUN_ON))),
+        text("analysis_options", limit=2000),
+        one_of("analysis_over", list(OVER), "prompt"),
     ),
 )

@@ -17,14 +17,14 @@ import numpy as np
 import streamlit as st
 
 from t2lens.apps.components.picture import picture
-from t2lens.apps.export import Download, export_menu, stem, theme
+from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.nodes import places
-from t2lens.apps.state import Cell, flag, one_of
+from t2lens.apps.snippets import analysis_code, trace_code
+from t2lens.apps.state import OVER, Cell, flag, one_of, passages
 from t2lens.apps.words import section, tell, why
 from t2lens.viz.depth_map import STATS, WHATS, DepthMap, difference, limits, of_corpus, of_profile, of_trace
 from t2lens.viz.labels import glyphs
-from t2lens.viz.raster import to_png
 from t2lens.viz.routing import map_picture
 from t2lens.viz.routing_charts import (
     Dots,
@@ -37,11 +37,9 @@ from t2lens.viz.routing_charts import (
 
 __all__ = ["DEPTH_ROUTING", "map_of"]
 
-OVER: dict[str, str] = {
+MAP_OVER = {
     "token": "this token",
-    "prompt": "mean over the prompt",
-    "8": "mean over 8 bundled passages",
-    "32": "mean over 32 bundled passages",
+    **{key: f"mean over {words}" for key, words in OVER.items()},
     "corpus": "the whole held-out corpus",
 }
 SCALES = {"linear": "linear colours", "root": "square-root colours"}
@@ -89,7 +87,7 @@ def depth_routing(frame: Frame) -> None:
 def _choices() -> None:
     state = st.session_state
     over, what, stat, scale, start, minus = st.columns([2.6, 2.0, 1.9, 1.9, 1.7, 1.1], vertical_alignment="bottom")
-    over.selectbox("Over", list(OVER), format_func=OVER.__getitem__, key="routing_over")
+    over.selectbox("Over", list(MAP_OVER), format_func=MAP_OVER.__getitem__, key="routing_over")
     what.selectbox("What", list(WHATS), format_func=lambda key: WHATS[key][0], key="routing_what")
     average = state["routing_over"] != "token"
     stat.selectbox(
@@ -128,15 +126,11 @@ def map_of(side: Side, trace: Any, pos: int | None, chosen: Any) -> DepthMap:
     if over == "corpus":
         return _of_corpus(side, trace, what, stat)
     finding = _profile_of(side, over, chosen["routing_start"])
-    return of_profile(finding, what, stat, where=_where(over))
-
-
-def _where(over: str) -> str:
-    return "the prompt" if over == "prompt" else f"{over} bundled passages"
+    return of_profile(finding, what, stat, where=OVER[over])
 
 
 def _profile_of(side: Side, over: str, start: bool) -> Any:
-    return side.analyse("profile", {"start": bool(start)}, passages=0 if over == "prompt" else int(over))
+    return side.analyse("profile", {"start": bool(start)}, passages=passages(over))
 
 
 def _of_corpus(side: Side, trace: Any, what: str, stat: str) -> DepthMap:
@@ -204,21 +198,10 @@ class _Pictures:
         picture(make(theme=theme()), key=key, panel={"A": 0, "B": 1}.get(key[-1]))
 
     def downloads(self, name: str) -> list[Download]:
-        found = []
+        found: list[Download] = []
         for key, make in self.made:
-            svg = functools.partial(make, theme=theme())
-            file, words = stem(name, key), key.replace("-", " ")
-            found.append(Download(label=f"SVG: {words}", file=f"{file}.svg", mime="image/svg+xml", make=_bytes(svg)))
-            found.append(Download(label=f"PNG: {words}", file=f"{file}.png", mime="image/png", make=_png(svg)))
+            found += figures(key.replace("-", " "), stem(name, key), functools.partial(make, theme=theme()))
         return found
-
-
-def _bytes(svg: Callable[[], str]) -> Callable[[], bytes]:
-    return lambda: svg().encode()
-
-
-def _png(svg: Callable[[], str]) -> Callable[[], bytes]:
-    return lambda: to_png(svg())
 
 
 def _node(cell: Cell, sides: Sequence[Side]) -> None:
@@ -246,8 +229,8 @@ def _numbers(every: list[_Shown]) -> None:
 def _numbers_of(each: _Shown, name: str) -> Download:
     shown = each.shown
     assert shown is not None
-    label, file = f"Numbers of {each.side.letter} (CSV)", f"{name}-{each.side.letter.lower()}.csv"
-    return Download(label=label, file=file, mime="text/csv", make=lambda: _csv(shown).encode())
+    letter = each.side.letter
+    return Download(f"Numbers of {letter} (CSV)", f"{name}-{letter.lower()}.csv", lambda: _csv(shown).encode())
 
 
 def _cells(shown: DepthMap, j: int) -> list[float | None]:
@@ -269,23 +252,15 @@ def _csv(shown: DepthMap) -> str:
 
 def _python(each: _Shown, state: Any) -> str:
     side, over, what = each.side, state["routing_over"], state["routing_what"]
-    model = f"model = t2lens.load({side.loaded.name!r})\n"
-    name = WHATS[what][1]
     if over == "corpus":
         return f"from t2lens.store import corpus_statistics\n\ncorpus_statistics({side.loaded.name!r})['weight_mean']"
-    edits = f"edits = {side.edits!r}\n" if side.edits else ""
     if over == "token":
         variable = WHATS[what][2] or "contribution_norm"  # its shares are these over their sum
-        more = ", edits=edits" if edits else ""
-        run = f"t2lens.trace(model, {side.prompt!r}{more}).dataset[{variable!r}].sel(pos={each.pos})"
-        return f"import t2lens\n\n{model}{edits}{run}"
-    given = repr(side.prompt) if over == "prompt" else f"sample_texts({over})"
-    more = "" if over == "prompt" else "from t2lens.zoo.text import sample_texts\n"
-    run = f"found = depth_profile(model, {given}{', start=True' if state['routing_start'] else ''})\n"
-    run = f"with t2lens.edited(model, edits):\n    {run}" if edits else run
-    variable = {"mean": "mean", "sd": "std", "iqr": "quartile"}[state["routing_stat"]]
-    head = f"import t2lens\nfrom t2lens.analysis import depth_profile\n{more}\n{model}{edits}{run}"
-    return f"{head}found[{f'{name}_{variable}'!r}]"
+        return trace_code(side, [f"trace.dataset[{variable!r}].sel(pos={each.pos})"])
+    part = {"mean": "mean", "sd": "std", "iqr": "quartile"}[state["routing_stat"]]
+    variable = f"{WHATS[what][1]}_{part}"
+    options = {"start": True} if state["routing_start"] else {}
+    return analysis_code(side, "profile", options, passages=passages(over), last=[f"finding[{variable!r}]"])
 
 
 # --- below the maps
@@ -339,7 +314,7 @@ def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
         f"Over {CONTENT} bundled passages: is a read the same for every token, or does it follow the token, its "
         "position or the rest of the context?",
     )
-    if not st.toggle("Run (a few seconds; longer for systems without depth weights)", key="routing_follow"):
+    if not st.toggle("Run (a few seconds; longer for systems without depth weights)", key="routing_content"):
         return
     with st.spinner("Running the passages ...", show_time=True):
         options = {"n_boot": 0, "n_shuffles": 0}
@@ -353,16 +328,16 @@ def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
 
 
 def _profile(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
-    over = state["routing_over"] if state["routing_over"] in ("prompt", "8", "32") else "prompt"
+    over = state["routing_over"] if state["routing_over"] in OVER else "prompt"
     section(
         "How far back reads look",
-        f"Shares of what is read by age and by distance in depth, {OVER[over]}; comparable across systems.",
+        f"Shares of what is read by age and by distance in depth, {MAP_OVER[over]}; comparable across systems.",
     )
     with st.spinner("Averaging ...", show_time=True):
         found = _side_by_side(every, lambda each: _profile_of(each.side, over, state["routing_start"]))
     shared = profile_limits([finding for _, _, finding in found]) if found else None
     for place, each, finding in found:
-        counted = of_profile(finding, "share", where=_where(over)).counted
+        counted = of_profile(finding, "share", where=OVER[over]).counted
         look = {"width": _width(len(every)), "limits": shared, "counted": counted}
         with place:
             pictures.draw(f"profile-{each.side.letter}", functools.partial(profile_picture, finding, **look))
@@ -373,13 +348,13 @@ DEPTH_ROUTING = Page(
     title="Depth routing",
     draw=depth_routing,
     parameters=(
-        one_of("routing_over", list(OVER), "prompt"),
+        one_of("routing_over", list(MAP_OVER), "prompt"),
         one_of("routing_what", list(WHATS), "share"),
         one_of("routing_stat", list(STATS), "mean"),
         one_of("routing_scale", list(SCALES), "linear"),
         flag("routing_start", False),
         flag("routing_minus", False),
         one_of("routing_effect", list(EFFECTS), "estimate"),
-        flag("routing_follow", False),
+        flag("routing_content", False),
     ),
 )

@@ -13,6 +13,7 @@ from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entri
 from t2lens.apps.export import theme
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.nodes import fit, move, nearest, places
+from t2lens.apps.snippets import trace_code
 from t2lens.apps.state import PROMPT_LIMIT, Cell
 from t2lens.apps.words import plain, tell, why
 from t2lens.edits import edits_to_json, read_edits
@@ -20,7 +21,7 @@ from t2lens.edits.presets import presets
 from t2lens.viz.change import kl_strip, next_tokens
 from t2lens.viz.labels import glyphs
 
-__all__ = ["EDITS_PAGE", "snippet"]
+__all__ = ["EDITS_PAGE"]
 
 
 def editing(frame: Frame) -> None:
@@ -207,20 +208,9 @@ def _export(side: Side) -> None:
             pass
     with as_python, st.expander("As Python: the same trace", expanded=False):
         try:
-            st.code(snippet(side.loaded.name, side.prompt, side.edits), language="python", wrap_lines=True)
+            st.code(trace_code(side), language="python", wrap_lines=True)
         except (ValueError, TypeError) as error:
             st.text(str(error))
-
-
-def snippet(name: str, prompt: str, edits: str) -> str:
-    """Python that makes the trace of the page: `trace`. ValueError, TypeError as `read_edits`."""
-    found = read_edits(edits or ())
-    lines = [f"    {edit.to_python()},  # {edit.describe()}" for edit in found]
-    listed = "\n".join(["edits = [", *lines, "]"]) if lines else "edits = []"
-    return (
-        f"import t2lens\n\nmodel = t2lens.load({name!r})\n{listed}\n"
-        f"trace = t2lens.trace(model, {prompt!r}, edits=edits)\ntrace\n"
-    )
 
 
 def _apply() -> None:

@@ -12,25 +12,23 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from t2lens.analysis.catalog import analysis
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.apps.components.picture import picture
 from t2lens.apps.edits import changed, entries, put, written
-from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
+from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.nodes import move, nearest, places
-from t2lens.apps.state import Parameter, one_of
+from t2lens.apps.snippets import analysis_code
+from t2lens.apps.state import OVER, Parameter, one_of, passages
 from t2lens.apps.words import tell
 from t2lens.viz import gates as draw
 from t2lens.viz.colors import regimes
 from t2lens.viz.ddl_report import report
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.pictures import picture as chart_picture
-from t2lens.viz.raster import to_png
 
 __all__ = ["GATES"]
 
-OVER = {"8 passages": 8, "32 passages": 32, "the prompt alone": 0}
 BY = ("beta", "regime")
 AT = {"all": "all positions", "position": "the chosen position"}
 STEPS = 20
@@ -157,7 +155,8 @@ def _choices(frame: Frame, focus: Focus) -> None:
         on_change=moved,
     )
     c.segmented_control("Colour of the map", BY, key="gates_by", required=True)
-    d.selectbox("Histogram also over", list(OVER), key="gates_over")
+    beside = {key: words if key == "prompt" else f"the prompt, {words}" for key, words in OVER.items()}
+    d.selectbox("Histogram over", list(OVER), format_func=beside.__getitem__, key="gates_over")
 
 
 def _draw(side: Side, name: str, svg: str) -> None:
@@ -203,7 +202,7 @@ def _number(value: Any) -> str:
 def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> None:
     """Histogram of the chosen sublayer, and the spectrum at the chosen token; ranges are shared between sides."""
     at = focused.index(focus)
-    place, passages = st.empty(), OVER[frame.state["gates_over"]]
+    place, n = st.empty(), passages(frame.state["gates_over"])
     spectra = [_spectrum(each).dataset for each in focused]
     look: dict[str, Any] = {"site": focus.site, "theme": theme(), "width": width}
     title = f"{focus.head}: steps at {focus.here}"
@@ -211,9 +210,9 @@ def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> N
     _draw(focus.side, "gate-spectrum", draw.spectrum(spectra[at], limits=limits, title=title, **look))
     with place.container():  # last, as the passages may take a while
         over: list[Any] = [None] * len(focused)
-        if passages:
-            with st.spinner(f"Running {passages} passages ...", show_time=True):
-                over = [each.side.analyse("gates-tokens", passages=passages).dataset for each in focused]
+        if n:
+            with st.spinner(f"Running {n} passages ...", show_time=True):
+                over = [each.side.analyse("gates-tokens", passages=n).dataset for each in focused]
         most = max(draw.most_in_a_bin(each.tokens.dataset, o, each.site) for each, o in zip(focused, over, strict=True))
         svg = draw.histogram(
             focus.tokens.dataset, over[at], limits=most, title=f"{focus.head}: beta of {focus.site}", **look
@@ -362,44 +361,20 @@ def _of_trace(gate: Any, tokens: Any, label: str) -> Finding:
 def _export(frame: Frame, focused: list[Focus]) -> None:
     """Pictures as they are shown, every number of them, and the audit of each side as a page of its own."""
     state, look = frame.state, theme()
-    passages, at = OVER[state["gates_over"]] or 8, state["gates_at"]
+    n, at = passages(state["gates_over"]) or 8, state["gates_at"]
     chosen = {"by": state["gates_by"], "at": at, "beta": state["gates_beta"], "look": look}
     found: list[Download] = []
     for each in focused:
         name = stem("gates", each.side.letter.lower() if len(focused) > 1 else "", each.side.name)
         of = f"{each.side.letter} " if len(focused) > 1 else ""
         for what in ("map", "tokens", "spectrum", "curve"):
-            svg = functools.partial(_picture_of, each, what, **chosen)
-            found += [
-                Download(
-                    label=f"{of}{what} (SVG)",
-                    file=f"{name}-{what}.svg",
-                    mime="image/svg+xml",
-                    make=lambda svg=svg: svg().encode(),
-                ),
-                Download(
-                    label=f"{of}{what} (PNG)",
-                    file=f"{name}-{what}.png",
-                    mime="image/png",
-                    make=lambda svg=svg: to_png(svg()),
-                ),
-            ]
+            found += figures(f"{of}{what}", f"{name}-{what}", functools.partial(_picture_of, each, what, **chosen))
         for what in ("tokens", "spectrum", "curve"):
             make = functools.partial(_numbers_of, each, what, at)
-            found.append(
-                Download(label=f"{of}{what} (JSON)", file=f"{name}-{what}.json", mime="application/json", make=make)
-            )
-        make = functools.partial(_audit_of, each.side, passages)
-        found.append(
-            Download(
-                label=f"{of}audit, {passages} passages (HTML)", file=f"{name}-audit.html", mime="text/html", make=make
-            )
-        )
-    first = focused[0].side
-    options = _curve_options(focused[0], at)
-    code = analysis_code(
-        analysis("gates-curve"), first.loaded.name, first.prompt, options, passages=0, edits=first.edits
-    )
+            found.append(Download(f"{of}{what} (JSON)", f"{name}-{what}.json", make))
+        make = functools.partial(_audit_of, each.side, n)
+        found.append(Download(f"{of}audit, {n} passages (HTML)", f"{name}-audit.html", make))
+    code = analysis_code(focused[0].side, "gates-curve", _curve_options(focused[0], at))
     with frame.tools:
         export_menu(found, code=code, key="gates-export")
 
@@ -440,7 +415,7 @@ _PARAMETERS = {
     each.key: each
     for each in (
         one_of("gates_by", BY, "beta"),
-        one_of("gates_over", list(OVER), next(iter(OVER))),
+        one_of("gates_over", list(OVER), "8"),
         one_of("gates_at", list(AT), "all"),
         Parameter(key="gates_beta", default=0.0, read=_read_beta, write=lambda value: f"{value:.3g}"),
     )

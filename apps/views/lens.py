@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
-from t2lens.analysis.catalog import analysis
 from t2lens.apps.components.picture import picture
-from t2lens.apps.export import Download, analysis_code, export_menu, stem, theme
+from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.generation import GENERATION, continue_prompt, generation_python, options_of
-from t2lens.apps.loaders import address
+from t2lens.apps.generation import GENERATION, continue_prompt, options_of
 from t2lens.apps.nodes import move, places
+from t2lens.apps.snippets import analysis_code, generation_code
 from t2lens.apps.state import flag, one_of, text
 from t2lens.apps.words import section, tell
 from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
-from t2lens.viz.raster import to_png
 from t2lens.viz.shares import path_strips, share_bars, shares_of
 
 __all__ = ["LENS_PAGE"]
@@ -65,22 +62,16 @@ class _Drawn:
         return found
 
     def downloads(self, name: str) -> list[Download]:
-        found = []
+        found: list[Download] = []
         for key, svg in self.pictures.items():
-            file = stem(name, key)
-            found.append(Download(label=f"SVG: {key}", file=f"{file}.svg", mime="image/svg+xml", make=svg.encode))
-            found.append(Download(label=f"PNG: {key}", file=f"{file}.png", mime="image/png", make=partial(to_png, svg)))
+            found += figures(key, stem(name, key), lambda svg=svg: svg)
         for key, (*_, each) in self.findings.items():
-            file, mime = f"{stem(name, key)}.json", "application/json"
-            found.append(Download(label=f"Numbers (JSON): {key}", file=file, mime=mime, make=each.to_json))
+            found.append(Download(f"Numbers (JSON): {key}", f"{stem(name, key)}.json", each.to_json))
         return found
 
     def code(self) -> str:
         asked = {(side.letter, key): (side, options) for side, key, options, _ in self.findings.values()}
-        return "\n\n".join(
-            analysis_code(analysis(key), address(side.loaded.name), side.prompt, options, passages=0, edits=side.edits)
-            for (_, key), (side, options) in asked.items()
-        )
+        return "\n\n".join(analysis_code(side, key, options) for (_, key), (side, options) in asked.items())
 
 
 def lens(frame: Frame) -> None:
@@ -293,18 +284,18 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
         "Attribution", "What each write adds to the logit, at the recorded norm scale and gates; all shares sum to it."
     )
     one, two, three, _ = st.columns([1.3, 1.3, 2.2, 6], vertical_alignment="bottom")
-    one.selectbox("By", list(BY), key="share_by", format_func=BY.__getitem__)
-    two.selectbox("Sorted by", ("depth", "size"), key="share_sort")
+    one.selectbox("By", list(BY), key="lens_by", format_func=BY.__getitem__)
+    two.selectbox("Sorted by", ("depth", "size"), key="lens_sort")
     three.selectbox(
-        "Shares of", list(OF), key="share_of", format_func=OF.__getitem__, disabled=bool(state["lens_against"])
+        "Shares of", list(OF), key="lens_of", format_func=OF.__getitem__, disabled=bool(state["lens_against"])
     )
     views, found = _findings(
-        views, lambda view: drawn.ask(view.side, "logits", _logit(view) | {"by": state["share_by"]})
+        views, lambda view: drawn.ask(view.side, "logits", _logit(view) | {"by": state["lens_by"]})
     )
     if not views:
         return
     sums = {
-        view.side.letter: shares_of(finding, above_mean=state["share_of"] == "share_above_mean")
+        view.side.letter: shares_of(finding, above_mean=state["lens_of"] == "share_above_mean")
         for view, finding in zip(views, found, strict=True)
     }
     every = np.concatenate([[0.0], *(each.shares for each in sums.values())])
@@ -319,7 +310,7 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
             sums[view.side.letter],
             title=f"{view.side.head}: {titles[view.side.letter]}",
             width=WIDTH,
-            by_size=state["share_sort"] == "size",
+            by_size=state["lens_sort"] == "size",
             limits=limits,
             theme=theme(),
         ),
@@ -363,8 +354,8 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
         "into the prompt one at a time, and every picture follows: each is of a full pass over the text so far, exact "
         "under every edit.",
     )
-    st.toggle("Write on with A and B side by side", key="write_both")
-    if not state["write_both"]:
+    st.toggle("Write on with A and B side by side", key="lens_write")
+    if not state["lens_write"]:
         return
     st.caption("How many tokens, and how they are taken, is chosen under \u201cContinue\u201d.")
     found, notices = {}, []
@@ -397,7 +388,7 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
         st.text(at)
     with st.expander("In Python"):
         for side in frame.sides:
-            st.code(generation_python(side, options_of(state, side)), language="python")
+            st.code(generation_code(side, options_of(state, side)), language="python")
 
 
 LENS_PAGE = Page(
@@ -410,10 +401,10 @@ LENS_PAGE = Page(
         text("lens_against"),
         one_of("lens_color", list(LENS), "probability"),
         flag("lens_log", True),
-        one_of("share_by", list(BY), "atom"),
-        one_of("share_sort", ("depth", "size"), "depth"),
-        one_of("share_of", list(OF), "share"),
-        flag("write_both", False),
+        one_of("lens_by", list(BY), "atom"),
+        one_of("lens_sort", ("depth", "size"), "depth"),
+        one_of("lens_of", list(OF), "share"),
+        flag("lens_write", False),
         *GENERATION,
     ),
 )

@@ -60,7 +60,7 @@ def test_a_page_shows_the_numbers_of_the_function() -> None:
     for note in finding.notes:
         assert note.split("; here")[0] in texts(app)
     expected = {"a": "standard", "b": "none", "prompt": PROMPT, "analysis": "logits"}
-    assert {key: value for key, value in url(app).items() if key != "texts"} == expected
+    assert {key: value for key, value in url(app).items() if key != "analysis_over"} == expected
 
 
 def test_options_and_the_prompt_change_what_is_run() -> None:
@@ -89,17 +89,21 @@ def test_an_empty_prompt_is_a_sentence() -> None:
 
 
 def test_a_link_from_a_stranger_falls_back_with_notices() -> None:
-    app = open_page(a="<script>", b="none", analysis="lenz", options='{"pos": "<b>", "by": 7, "x": []', prompt=PROMPT)
+    app = open_page(
+        a="<script>", b="none", analysis="lenz", analysis_options='{"pos": "<b>", "by": 7, "x": []', prompt=PROMPT
+    )
     assert not app.exception
     assert "The link asks for a = '<script>'" in texts(app) and "did you mean lens?" in texts(app)
     assert len(app.dataframe) == 1
 
 
 def test_options_of_a_link_are_taken_and_kept() -> None:
-    app = open_page(a="standard", b="none", prompt=PROMPT, analysis="logits", options='{"by": "head", "pos": 2}')
+    app = open_page(
+        a="standard", b="none", prompt=PROMPT, analysis="logits", analysis_options='{"by": "head", "pos": 2}'
+    )
     finding = analysis("logits").run(t2lens.load("standard"), PROMPT, by="head", pos=2)
     assert len(app.dataframe[0].value) == len(finding.rows)
-    assert json.loads(url(app)["options"]) == {"by": "head", "pos": 2}
+    assert json.loads(url(app)["analysis_options"]) == {"by": "head", "pos": 2}
 
 
 def test_both_models_stand_side_by_side_and_one_that_cannot_says_so() -> None:

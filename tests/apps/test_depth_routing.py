@@ -149,7 +149,7 @@ def test_effects_are_measured_when_asked_and_content_is_run_when_asked(monkeypat
     monkeypatch.setattr(loaders, "analyse", noting)
     app = open_page()
     assert ("effects", {"fast": True}) in asked and "content" not in [key for key, _ in asked]
-    app.toggle(key="routing_follow").set_value(True).run()
+    app.toggle(key="routing_content").set_value(True).run()
     assert "content" in [key for key, _ in asked]
     app.session_state["routing_effect"] = "measured"
     app.run()

@@ -14,8 +14,9 @@ from streamlit.testing.v1 import AppTest
 import t2lens
 from t2lens.apps import loaders
 from t2lens.apps.edits import active, changed, edit_of, entries, written
+from t2lens.apps.frame import Side
+from t2lens.apps.snippets import trace_code
 from t2lens.apps.state import PROMPT_LIMIT
-from t2lens.apps.views.editing import snippet
 from t2lens.apps.words import plain
 from t2lens.edits import edits_to_json
 
@@ -105,7 +106,8 @@ def test_text_stays_text_where_markdown_is_read() -> None:
 def test_the_snippet_makes_the_same_trace(edits: list[dict[str, Any]]) -> None:
     text = json.dumps(edits) if edits else ""
     made: dict[str, Any] = {}
-    exec(snippet("attnres-full", PROMPT, text), made)
+    side = Side(letter="A", loaded=loaders.load("attnres-full"), prompt=PROMPT, edits=text)
+    exec(trace_code(side), made)
     shown = loaders.trace(loaders.load("attnres-full"), PROMPT, text)
     assert made["trace"].edits == shown.edits
     for name in ("residual_norm", "loss", "next_logprob"):

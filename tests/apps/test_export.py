@@ -16,7 +16,8 @@ import xarray as xr
 import t2lens
 from t2lens.analysis.catalog import analysis
 from t2lens.analysis.finding import Chart, Finding, load_finding
-from t2lens.apps.export import analysis_code, finding_downloads, maps_code, maps_downloads, stem
+from t2lens.apps.export import finding_downloads, maps_downloads, stem
+from t2lens.apps.snippets import analysis_code, maps_code
 from t2lens.apps.state import read_pick
 
 PROMPT = 'the king\'s "queen" <b>said</b>'
@@ -103,7 +104,10 @@ def test_every_number_of_the_maps_comes_back(tmp_path: Path) -> None:
 def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edits: str) -> None:
     monkeypatch.chdir(tmp_path)
     entry, names = analysis("lens"), {}
-    exec(analysis_code(entry, "attnres-full", PROMPT, {"top": 3}, passages=0, edits=edits), names)
+    side: Any = SimpleNamespace(
+        loaded=SimpleNamespace(name="attnres-full"), name="attnres-full, edited", prompt=PROMPT, edits=edits
+    )
+    exec(analysis_code(side, "lens", {"top": 3}), names)
     from t2lens.edits import edited, read_edits
 
     model = t2lens.load("attnres-full")
@@ -111,9 +115,6 @@ def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: py
         xr.testing.assert_identical(names["finding"].dataset, entry.run(model, PROMPT, top=3).dataset)
     assert (tmp_path / "lens.svg").read_text()[:4] == "<svg"
 
-    side = SimpleNamespace(
-        loaded=SimpleNamespace(name="attnres-full"), name="attnres-full, edited", prompt=PROMPT, edits=edits
-    )
     view = {"quantity": "residual_norm", "depth": "share", "head": "mean", "way": "", "cell": (1, 1, "out")}
     made: dict[str, Any] = {}
     exec(maps_code([side, side], view, ("next", "next")), made)

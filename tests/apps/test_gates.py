@@ -35,7 +35,7 @@ def _page() -> None:
 
 def open_page(**params: str) -> AppTest:
     app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"gates_over": "the prompt alone", "prompt": PROMPT, **params}.items():
+    for key, value in {"gates_over": "prompt", "prompt": PROMPT, **params}.items():
         app.query_params[key] = value
     return app.run()
 

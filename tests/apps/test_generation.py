@@ -44,7 +44,7 @@ def naive(model: Any, prompt: str, n: int) -> str:
 
 def test_the_prompt_grows_as_a_loop_of_full_passes_says() -> None:
     app = open_app()
-    app.number_input(key="new_tokens").set_value(4).run()
+    app.number_input(key="write_tokens").set_value(4).run()
     write(app)
     model = t2lens.load("standard")
     expected = naive(model, PROMPT, 4)
@@ -60,10 +60,10 @@ def test_the_prompt_grows_as_a_loop_of_full_passes_says() -> None:
 
 def test_the_python_that_is_shown_writes_the_same() -> None:
     app = open_app(edits=EDIT)
-    app.number_input(key="new_tokens").set_value(3)
-    app.selectbox(key="decoding").set_value("sample").run()
-    app.number_input(key="gen_seed").set_value(7)
-    app.number_input(key="among").set_value(20).run()
+    app.number_input(key="write_tokens").set_value(3)
+    app.selectbox(key="write_how").set_value("sample").run()
+    app.number_input(key="write_seed").set_value(7)
+    app.number_input(key="write_among").set_value(20).run()
     write(app)
     code = next(each.value for each in app.code if "model.generate" in each.value)
     assert "t2lens.edited" in code and "top_k=20" in code

@@ -82,7 +82,7 @@ def test_the_grid_shows_what_each_read_predicts() -> None:
 
 
 def test_the_shares_sum_and_the_sum_is_shown() -> None:
-    app = open_page(node="A:3:out", share_by="head", b="attnres-full")
+    app = open_page(node="A:3:out", lens_by="head", b="attnres-full")
     assert not app.exception
     for letter, name in (("A", "standard"), ("B", "attnres-full")):
         model = t2lens.load(name)
@@ -161,7 +161,7 @@ def test_positions_of_two_prompts_are_aligned_by_the_stated_rule() -> None:
 
 
 def test_edited_and_clean_texts_are_compared() -> None:
-    app = open_page(b="clean", edits=EDIT, write_both="1", new_tokens="6", node="A:3:out")
+    app = open_page(b="clean", edits=EDIT, lens_write="1", write_tokens="6", node="A:3:out")
     assert not app.exception
     model = t2lens.load("standard")
     clean = continue_text(model, PROMPT, n=6)["id"].values
@@ -175,6 +175,8 @@ def test_edited_and_clean_texts_are_compared() -> None:
 
 
 def test_hostile_parameters_fall_back() -> None:
-    app = open_page(lens_follow="<b>", temperature="1e9", new_tokens="65", among="-1", lens_color="__class__")
+    app = open_page(
+        lens_follow="<b>", write_temperature="1e9", write_tokens="65", write_among="-1", lens_color="__class__"
+    )
     assert not app.exception
     assert texts(app).count("The link asks for") == 5

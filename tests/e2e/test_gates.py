@@ -31,7 +31,7 @@ def asked(page: Any) -> dict[str, str]:
 
 def opened(browser: Any, server: str, width: int, height: int, **params: str) -> tuple[Any, list[str]]:
     page, errors = new_page(browser, width, height)
-    wanted = {"a": "ddl", "prompt": PROMPT, "gates_over": "the prompt alone", **params}
+    wanted = {"a": "ddl", "prompt": PROMPT, "gates_over": "prompt", **params}
     page.goto(f"{server}/gates?{urlencode(wanted)}")
     page.wait_for_selector('svg [data-tip^="beta 2: KL"]', timeout=WAIT)
     settled(page)
