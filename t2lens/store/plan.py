@@ -45,7 +45,7 @@ __all__ = [
     "tensor_about",
 ]
 
-FORMAT = "t2lens store 1"
+FORMAT = "t2lens store 2"
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -182,7 +182,10 @@ def parse_plan(data: bytes, where: str) -> Plan:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{where} is damaged ({error}).") from None
     if plan is None:
-        raise ValueError(f"{where} has the format {found!r}; this version reads {FORMAT!r}.")
+        raise ValueError(
+            f"{where} has the format {found!r}, and this version of t2lens reads {FORMAT!r}: capture the corpus again, "
+            "or read it with the version that wrote it."
+        )
     return plan
 
 

@@ -44,7 +44,7 @@ def numbers(data: bytes, dtype: str) -> np.ndarray:
 def some_positions(run: Path, key: str, i: int, a: int, b: int) -> np.ndarray:
     """As in the section "To read some positions of one sequence"."""
     plan = json.loads((run / "plan.json").read_text())
-    assert plan["format"] == "t2lens store 1"
+    assert plan["format"] == "t2lens store 2"
     assert hashlib.sha256((run / "plan.json").read_bytes()).hexdigest()[:16] == run.name
     s, row = divmod(i, plan["sequences_per_shard"])
     record = json.loads((run / f"shards/{s:06d}.json").read_text())

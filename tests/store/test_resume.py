@@ -126,6 +126,19 @@ def test_a_plan_that_was_changed_is_refused(run, small_model) -> None:
         Store(run)
 
 
+def test_a_run_of_an_earlier_version_is_refused_in_a_sentence_and_left_alone(run, small_model, ids) -> None:
+    plain = json.loads((run / "plan.json").read_text())
+    plain |= {"format": "t2lens store 1", "tokens": plain.pop("files")}
+    (run / "plan.json").write_text(json.dumps(plain))
+    old, before = run.rename(run.parent / "old"), files(run.parent / "old")
+    words = r"has the format 't2lens store 1', and this version of t2lens reads 't2lens store 2': capture the corpus"
+    for use in (Store, missing, state, repair_run, lambda run: list(run_shards(small_model, run))):
+        with pytest.raises(ValueError, match=words):
+            use(old)
+    assert files(old) == before
+    assert collect(small_model, ids(400), old.parent, WHAT, **OPTIONS).name != "old"
+
+
 def test_a_run_may_be_renamed(run, small_model, tmp_path) -> None:
     other = run.rename(tmp_path / "my-run")
     (other / "shards" / "000001.json").unlink()
