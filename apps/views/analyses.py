@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option
+from t2lens.apps.components.picture import picture
 from t2lens.apps.export import export_menu, finding_downloads, stem, theme
-from t2lens.apps.frame import Frame, Page, Refusal
-from t2lens.apps.show import show_finding
+from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.snippets import analysis_code
 from t2lens.apps.state import OVER, PROMPT_LIMIT, one_of, passages, text
 from t2lens.apps.words import tell
+from t2lens.viz.findings import cell
+from t2lens.viz.pictures import picture_of
 
-__all__ = ["ANALYSES_PAGE"]
+__all__ = ["PAGE"]
 
 GROUPS = {
     "attribution": "what each write contributed to a prediction",
@@ -36,12 +39,11 @@ def analyses(frame: Frame) -> None:
     if not made:
         return
     sides, findings = zip(*made, strict=True)
-    names = [side.name for side in sides]
-    show_finding(*findings, key=f"finding-{entry.key}", names=names)
+    _show(findings, sides, key=f"finding-{entry.key}")
     code = "\n\n".join(analysis_code(side, entry.key, options, passages=n) for side in sides)
     with frame.tools:
         own = stem(entry.key, *(side.loaded.name for side in sides))
-        files = finding_downloads(findings, names, stem=own, code=code, look=theme())
+        files = finding_downloads(findings, [side.name for side in sides], stem=own, code=code, look=theme())
         export_menu(files, code=code, key="export")
 
 
@@ -99,7 +101,47 @@ def _widget(column: Any, option: Option, entry: Analysis, asked: Any) -> Any:
     return column.text_input(label, value=said, max_chars=PROMPT_LIMIT, help=option.help, key=key)
 
 
-ANALYSES_PAGE = Page(
+# --- a finding -------------------------------------------------------------------------------------------------------
+
+
+def _show(findings: Sequence[Any], sides: Sequence[Side], *, key: str) -> None:
+    """Title, pictures, table and notes of a finding, or of the same analysis of two models side by side."""
+    for title in dict.fromkeys(map(_title, findings)):
+        st.text(title)
+    charts = max(len(each.charts) for each in findings)
+    difference = len(findings) > 1 and bool(charts) and st.checkbox("B \u2212 A", key=f"{key}-difference")
+    alone = len(findings) == 1 and charts > 1  # two pictures of one finding fit beside each other
+    names = [side.name for side in sides]
+    for first in range(0, charts, 2 if alone else 1):
+        places = st.columns(2, gap="large") if alone else [st.container()]
+        for place, chart in zip(places, range(first, charts), strict=False):
+            svg = picture_of(findings, chart, names, difference=difference, theme=theme(), width=620)
+            with place:
+                picture(svg, key=f"{key}-{chart}")
+    for side, place, each in zip(sides, st.columns(len(findings), gap="large"), findings, strict=True):
+        with place:
+            if len(findings) > 1:
+                st.text(side.head)
+            _table(each, key=f"{key}-table-{side.letter}")
+            for note in each.notes:
+                st.text(f"\u2013 {note}")
+
+
+def _table(finding: Any, *, key: str) -> None:
+    """The table of a finding; numbers stay numbers, so that a column sorts."""
+    columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
+    st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420), key=key)
+
+
+def _title(finding: Any) -> str:
+    return finding.title + ("" if finding.passed is None else ": passed" if finding.passed else ": FAILED")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else cell(value)
+
+
+PAGE = Page(
     path="analyses",
     title="Analyses",
     draw=analyses,

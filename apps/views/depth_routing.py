@@ -35,7 +35,7 @@ from t2lens.viz.routing_charts import (
     profile_picture,
 )
 
-__all__ = ["DEPTH_ROUTING", "map_of"]
+__all__ = ["PAGE", "map_of"]
 
 MAP_OVER = {
     "token": "this token",
@@ -343,7 +343,7 @@ def _profile(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
             pictures.draw(f"profile-{each.side.letter}", functools.partial(profile_picture, finding, **look))
 
 
-DEPTH_ROUTING = Page(
+PAGE = Page(
     path="depth-routing",
     title="Depth routing",
     draw=depth_routing,

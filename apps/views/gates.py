@@ -27,7 +27,7 @@ from t2lens.viz.ddl_report import report
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.pictures import picture as chart_picture
 
-__all__ = ["GATES"]
+__all__ = ["PAGE"]
 
 BY = ("beta", "regime")
 AT = {"all": "all positions", "position": "the chosen position"}
@@ -421,4 +421,4 @@ _PARAMETERS = {
     )
 }
 
-GATES = Page(path="gates", title="Gates", draw=gates, parameters=tuple(_PARAMETERS.values()))
+PAGE = Page(path="gates", title="Gates", draw=gates, parameters=tuple(_PARAMETERS.values()))

@@ -23,7 +23,7 @@ from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_gri
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
 from t2lens.viz.shares import path_strips, share_bars, shares_of
 
-__all__ = ["LENS_PAGE"]
+__all__ = ["PAGE"]
 
 COLUMNS, PATHS, WIDTH = 13, 10, 676
 """Positions that the grid shows, paths that are listed, pixels of a picture: two stand side by side at 1440."""
@@ -391,7 +391,7 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
             st.code(generation_code(side, options_of(state, side)), language="python")
 
 
-LENS_PAGE = Page(
+PAGE = Page(
     path="lens",
     title="Lens",
     draw=lens,

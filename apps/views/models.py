@@ -15,7 +15,7 @@ from t2lens.apps.uploads import AT_ONCE, LIMIT_MB, keep_files
 from t2lens.apps.words import plain, tell
 from t2lens.zoo.explanations import Explanation, explain
 
-__all__ = ["MODELS_PAGE"]
+__all__ = ["PAGE"]
 
 HERE = ("127.0.0.1", "localhost", "::1")
 
@@ -232,4 +232,4 @@ def _folder(given: str) -> str:
     return loaders.bring(path.absolute().name, str(path))
 
 
-MODELS_PAGE = Page(path="models", title="Models", draw=models, bare=True)
+PAGE = Page(path="models", title="Models", draw=models, bare=True)

@@ -21,7 +21,7 @@ from t2lens.readout import NEXT, token_id
 from t2lens.viz.fitting import fitted_payload
 from t2lens.viz.payload import MODES
 
-__all__ = ["TWO_AXES"]
+__all__ = ["PAGE"]
 
 WAYS = ("", "q", "k", "v", "r")
 """With what attention reads from depth, where a system mixes queries, keys, values and the carried stream apart; a
@@ -174,7 +174,7 @@ def _chosen() -> None:
         state["asked"] = ask.get("wants")
 
 
-TWO_AXES = Page(
+PAGE = Page(
     path="two-axes",
     title="Two axes",
     draw=two_axes,

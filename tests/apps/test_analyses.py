@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -12,35 +11,14 @@ import t2lens
 from t2lens.analysis.catalog import ANALYSES, analysis
 from t2lens.apps import loaders
 from t2lens.apps.views.analyses import GROUPS
+from tests.apps.pages import open_page as open_on
+from tests.apps.pages import texts, url
 
 PROMPT = "the king saw the <b>&"
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.analyses import ANALYSES_PAGE
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(ANALYSES_PAGE)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in params.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
-
-
-def url(app: AppTest) -> dict[str, Any]:
-    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
+    return open_on("analyses", **params)
 
 
 def test_every_analysis_stands_on_a_page() -> None:

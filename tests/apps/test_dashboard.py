@@ -14,6 +14,7 @@ import t2lens
 from t2lens.apps import dashboard_file, loaders
 from t2lens.apps.launch import run
 from t2lens.apps.state import NO_MODEL
+from tests.apps.pages import texts, url
 
 PROMPT = "the king saw the <b>&"
 
@@ -43,14 +44,6 @@ def open_app(**params: str) -> AppTest:
 
 def pressed(app: AppTest, label: str) -> None:
     next(button for button in app.button if button.label == label).click().run()
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
-
-
-def url(app: AppTest) -> dict[str, str]:
-    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
 
 
 def payload(app: AppTest) -> dict[str, Any]:

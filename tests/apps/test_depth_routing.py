@@ -13,32 +13,15 @@ from t2lens.analysis import depth_profile
 from t2lens.apps import loaders
 from t2lens.store import corpus_statistics
 from t2lens.zoo.text import sample_texts
+from tests.apps.pages import open_page as open_on
+from tests.apps.pages import texts
 
 PROMPT = "the king saw the <b>&"
 EDIT = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.depth_routing import DEPTH_ROUTING
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(DEPTH_ROUTING)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"a": "attnres-full", "b": "none", "prompt": PROMPT, **params}.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
+    return open_on("depth-routing", **{"a": "attnres-full", "b": "none", "prompt": PROMPT, **params})
 
 
 def numbers(app: AppTest, i: int = 0) -> dict[tuple[str, str], float]:

@@ -19,6 +19,8 @@ from t2lens.apps.snippets import trace_code
 from t2lens.apps.state import PROMPT_LIMIT
 from t2lens.apps.words import plain
 from t2lens.edits import edits_to_json
+from tests.apps.pages import open_page as open_on
+from tests.apps.pages import texts, url
 
 PROMPT = "the king saw the <b>& queen"
 ZERO: dict[str, Any] = {"target": "atom", "operation": "zero", "site": "3.attn"}
@@ -30,35 +32,12 @@ EVEN: dict[str, Any] = {
 }
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.editing import EDITS_PAGE
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(EDITS_PAGE)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"a": "attnres-full", "b": "none", "prompt": PROMPT, "node": "A:3:5.attn", **params}.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
+    return open_on("edits", **{"a": "attnres-full", "b": "none", "prompt": PROMPT, "node": "A:3:5.attn", **params})
 
 
 def listed(app: AppTest) -> list[dict[str, Any]]:
     return entries(app.session_state["edits"])
-
-
-def url(app: AppTest) -> dict[str, str]:
-    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
 
 
 # --- the list as data ------------------------------------------------------------------------------------------------

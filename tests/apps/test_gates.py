@@ -17,27 +17,13 @@ from t2lens.apps.views import gates as page
 from t2lens.model import Transformer
 from t2lens.viz import gates as draw
 from t2lens.viz.labels import fmt
+from tests.apps.pages import open_page as open_on
 
 PROMPT = "the king saw the <b>& queen"
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.gates import GATES
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(GATES)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"gates_over": "prompt", "prompt": PROMPT, **params}.items():
-        app.query_params[key] = value
-    return app.run()
+    return open_on("gates", **{"gates_over": "prompt", "prompt": PROMPT, **params})
 
 
 def texts(app: AppTest) -> str:

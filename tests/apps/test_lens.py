@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from typing import Any
 
@@ -17,45 +16,19 @@ from t2lens.analysis import attribute_logits, continue_text, logit_lens, top_pat
 from t2lens.apps.nodes import picked
 from t2lens.apps.state import Cell
 from t2lens.viz.labels import fmt, glyphs
+from tests.apps.pages import open_page as open_on
+from tests.apps.pages import pictures, texts
 
 PROMPT = "And the king said unto the <b>& people, and the"
 EDIT = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.lens import LENS_PAGE
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(LENS_PAGE)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"a": "standard", "b": "none", "prompt": PROMPT, **params}.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def pictures(app: AppTest) -> dict[str, str]:
-    """Key of each picture -> its SVG."""
-    found = {}
-    for each in app.get("bidi_component"):
-        proto: Any = each.proto
-        found[proto.id.split("-", 2)[-1]] = json.loads(proto.json)["svg"]
-    return found
+    return open_on("lens", **{"a": "standard", "b": "none", "prompt": PROMPT, **params})
 
 
 def tips(svg: str) -> list[str]:
     return [html.unescape(tip) for tip in re.findall(r'data-tip="([^"]*)"', svg)]
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
 
 
 def about(svg: str) -> str:

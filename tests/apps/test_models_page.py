@@ -20,6 +20,8 @@ from t2lens.apps import loaders
 from t2lens.apps.uploads import AT_ONCE, LIMITS, Folder, check_files, keep_files
 from t2lens.checks import Check, Verification
 from t2lens.zoo.registry import BUNDLED
+from tests.apps.pages import open_page as open_on
+from tests.apps.pages import texts
 
 FILES = ("model.safetensors", "config.json", "tokenizer.json")
 
@@ -46,27 +48,8 @@ def good(name: str = "standard", **instead: Any) -> list[Brought]:
     return found
 
 
-def _page() -> None:
-    import streamlit as st
-
-    from t2lens.apps import frame
-    from t2lens.apps.views import PAGES
-    from t2lens.apps.views.models import MODELS_PAGE
-
-    st.session_state["pages"] = []
-    frame.keep(PAGES)
-    frame.run(MODELS_PAGE)
-
-
 def open_page(**params: str) -> AppTest:
-    app = AppTest.from_function(_page, default_timeout=120)
-    for key, value in {"a": "ddl", "b": "none", **params}.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(element.value for element in app.text)
+    return open_on("models", **{"a": "ddl", "b": "none", **params})
 
 
 # --- what is brought -------------------------------------------------------------------------------------------------
@@ -261,14 +244,12 @@ def test_a_card_says_what_the_registry_says(name: str) -> None:
 
 
 def test_the_badge_stands_beside_the_models_and_is_red_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.apps.test_analyses import open_page as open_analyses
-
-    app = open_analyses(a="standard", b="ddl", prompt="the king", analysis="lens")
+    app = open_on("analyses", a="standard", b="ddl", prompt="the king", analysis="lens")
     labels = [each.label for each in app.selectbox if each.key in ("model_a", "model_b")]
     n = [len(t2lens.verify(t2lens.load(name))) for name in ("standard", "ddl")]
     assert labels == [f"Model {x} :green-badge[verified {k}/{k}]" for x, k in zip("AB", n, strict=True)]
     bad = Verification((Check("causality", 1.0, 1e-9, "no"), Check("finite", 0.0, 0.0, "yes")))
     monkeypatch.setattr(loaders, "_VERIFIED", {loaders.load("standard").weights_hash: bad})
-    app = open_analyses(a="standard", b="none", prompt="the king", analysis="lens")
+    app = open_on("analyses", a="standard", b="none", prompt="the king", analysis="lens")
     box = next(each for each in app.selectbox if each.key == "model_a")
     assert box.label == "Model A :red-badge[FAILS 1/2]" and "**FAIL** causality" in box.help

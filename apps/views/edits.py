@@ -7,8 +7,8 @@ from typing import Any
 import streamlit as st
 
 from t2lens.apps import loaders
-from t2lens.apps.building import build, from_node
 from t2lens.apps.components.picture import picture
+from t2lens.apps.edit_form import build, from_node
 from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entries, muted, put, sentence, undo, written
 from t2lens.apps.export import theme
 from t2lens.apps.frame import Frame, Page, Side
@@ -21,7 +21,7 @@ from t2lens.edits.presets import presets
 from t2lens.viz.change import kl_strip, next_tokens
 from t2lens.viz.labels import glyphs
 
-__all__ = ["EDITS_PAGE"]
+__all__ = ["PAGE"]
 
 
 def editing(frame: Frame) -> None:
@@ -248,4 +248,4 @@ def _take(text: str) -> None:
         st.session_state["edits_refused"] = str(error)
 
 
-EDITS_PAGE = Page(path="edits", title="Edits", draw=editing)
+PAGE = Page(path="edits", title="Edits", draw=editing)
