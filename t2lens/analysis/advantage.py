@@ -83,7 +83,7 @@ def routing_advantage(
     for start, size in _groups(batch):
         some = slice(start, start + size)
         mask = None if batch.mask is None else batch.mask[some]
-        part = replace(batch, tokens=batch.tokens[some], mask=mask, strings=batch.strings[some])
+        part = replace(batch, tokens=batch.tokens[some], mask=mask)
         kept.add(RouteGradients(model, part, where[some], axis))
     kept.close()
     if axis == "depth" and not kept.depth:

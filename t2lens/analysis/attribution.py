@@ -316,7 +316,7 @@ def _legendre(count: int) -> list[tuple[float, float]]:
 def _of(batch: Batch, rows: slice) -> Batch:
     """Some sequences of a batch."""
     mask = None if batch.mask is None else batch.mask[rows]
-    return replace(batch, tokens=batch.tokens[rows], mask=mask, strings=batch.strings[rows])
+    return replace(batch, tokens=batch.tokens[rows], mask=mask)
 
 
 def _spread(values: Tensor) -> Tensor:

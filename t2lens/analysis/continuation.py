@@ -127,7 +127,7 @@ def _check(n: int, top: int) -> None:
 
 def _described(token: Tensor, logits: Tensor, temperature: float, top_k: int | None, top: int) -> NewToken:
     """token [1], logits [1, vocab]."""
-    batch = Batch(tokens=token[None], mask=None, strings=(("",),))
+    batch = Batch(tokens=token[None], mask=None)
     check_finite(logits[None], batch, "The logits")
     own = logits.double().log_softmax(dim=-1)
     values = lens_values(own, own, token)

@@ -27,14 +27,20 @@ class Batch:
     Attributes:
         tokens: [B, T] ids.
         mask: [B, T] bool, False at padding, or None when nothing is padding.
-        strings: per sequence and position, the token as text (its id where the model has no tokenizer).
         notices: sentences that the reader of a result must see (what was cut off, say).
+        tokenizer: of the model, if it has one.
     """
 
     tokens: Tensor
     mask: Tensor | None
-    strings: tuple[tuple[str, ...], ...]
     notices: tuple[str, ...] = ()
+    tokenizer: Any = None
+
+    @cached_property
+    def strings(self) -> tuple[tuple[str, ...], ...]:
+        """Per sequence and position, the token as text (its id where the model has no tokenizer)."""
+        word = str if self.tokenizer is None else self.tokenizer.str_token
+        return tuple(tuple(map(word, row)) for row in self.tokens.tolist())
 
     @cached_property
     def valid(self) -> Tensor:
@@ -115,10 +121,7 @@ def read_batch(model: Transformer, input: Any, attention_mask: Any = None, *, lo
         if bool(((real > 0) & (real < real[:, -1:]) & ~mask).any()):
             notices.append("A mask has padding between tokens: no next-token loss is counted across such a gap.")
         mask = mask.clone() if mask.is_inference() else mask
-    strings = tuple(
-        tuple(map(str, row.tolist())) if model.tokenizer is None else tuple(model.to_str_tokens(row)) for row in tokens
-    )
-    batch = Batch(tokens=tokens, mask=mask, strings=strings, notices=tuple(notices))
+    batch = Batch(tokens=tokens, mask=mask, notices=tuple(notices), tokenizer=model.tokenizer)
     if losses:
         if not model.cfg.causal:
             raise ValueError("A bidirectional model sees the next token, so it has no next-token loss to analyse.")

@@ -62,11 +62,11 @@ def layer_of(model: Transformer, hook: str) -> int:
 
 def sequences(batch: Batch) -> Iterator[Batch]:
     """Each sequence by itself, without the padding before and after it."""
-    for tokens, valid, strings in zip(batch.tokens, batch.valid, batch.strings, strict=True):
+    for tokens, valid in zip(batch.tokens, batch.valid, strict=True):
         there = valid.nonzero().flatten()
         span = slice(int(there[0]), int(there[-1]) + 1)
         mask = None if bool(valid[span].all()) else valid[None, span]
-        yield replace(batch, tokens=tokens[None, span], mask=mask, strings=(strings[span],))
+        yield replace(batch, tokens=tokens[None, span], mask=mask)
 
 
 @torch.no_grad()

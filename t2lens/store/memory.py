@@ -13,6 +13,7 @@ from torch import Tensor
 
 from t2lens.analysis.inputs import read_batch
 from t2lens.hooks.names import layer_of
+from t2lens.store.plan import in_words
 from t2lens.store.wants import Want, read_wants
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def capture(
     if limit is not None and size.n_bytes > limit:
         largest = max(size.shapes, key=lambda key: torch.Size(size.shapes[key]).numel())
         raise MemoryError(
-            f"This capture would hold {size.n_bytes / 1e9:.2f} GB, and {limit / 1e9:.2f} GB are allowed; take fewer "
+            f"This capture would hold {in_words(size.n_bytes)}, and {in_words(limit)} are allowed; take fewer "
             f"sequences, a smaller dtype, or reducers (the largest tensor is {largest} {list(size.shapes[largest])})."
         )
     kept: dict[str, Tensor] = {}
