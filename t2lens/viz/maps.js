@@ -86,7 +86,8 @@ class View {
     const which = ["mean", ...(maxima ? ["max"] : []), ...(heads > 1 ? Array(heads).keys() : [])].map(String);
     if (which.length > 1) this.choice(third, "attention head", "head", list(which.map((h) => [h, h])));
     const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
-    if (ways.length > 1) this.choice(third, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
+    this.crowded = ways.length > 1; // one choice more in the row
+    if (this.crowded) this.choice(third, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
     this.back = this.bar(third);
     const nav = el("div", "nav", undefined, this.sheet);
     this.buildWalk(nav);

@@ -125,7 +125,10 @@ View.prototype.half = function (parent, p, i) {
   const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
   const effects = site === "embed" ? null : p.answer("effects", { pos, site }),
     effect = (name) => (effects ? effects.values[name] : undefined),
-    brief = (v) => (Number.isFinite(v) ? even(v, Object.values(effects.values), 3) : v), // there is room for four columns
+    brief = (v) => {
+      const shown = Number.isFinite(v) ? even(v, Object.values(effects.values), 3) : v; // there is room for four columns
+      return v && !Number(shown) ? fmt(v, 1) : shown; // what is not zero is not shown as zero
+    },
     tiny = (v) => Number.isFinite(v) && Math.abs(v) < (effects.floor || 0); // rounding
   const rankedBy = effects && this.rank === "effect";
   const by = (mode, over) =>
@@ -178,7 +181,7 @@ View.prototype.half = function (parent, p, i) {
       over = has("atom") ? "atom" : "none";
     this.table(
       parent,
-      [`atoms in the read${more(ranked.length)}`, ...shown.map(([head]) => head), ...extra(over)],
+      [`atoms${more(ranked.length)}`, ...shown.map(([head]) => head), ...extra(over)],
       ranked
         .slice(0, SHOWN - 1)
         .map((s) => [s.name, to(s.name), swatch("share", share.get(s.name)), ...numbers(s.name), ...plus(over, s.name)]),
