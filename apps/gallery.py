@@ -45,8 +45,8 @@ GALLERY = (
     _view(
         "known",
         "When is the next word known?",
-        "After \u201cwilt\u201d comes \u201cthou\u201d. A stream that adds knows it early and keeps it; "
-        "a model whose reads choose puts it together at the end.",
+        "After \u201cwilt\u201d comes \u201cthou\u201d. Where writes add up, it is there early and stays; "
+        "where reads choose, one read has it and the next has not.",
         a="standard",
         b="attnres-full",
         quantity="lens_probability",
@@ -56,11 +56,11 @@ GALLERY = (
     _view(
         "without",
         "One write taken away",
-        "Without what 0.mlp writes, \u201cthou\u201d is lost: A is edited, B is the same model as it was.",
+        "Without what 0.mlp writes, the probability of \u201cthou\u201d falls from 0.98 to 0.10. B is A as it was.",
         a="standard",
         b="clean",
         edits=_ZERO,
-        quantity="edit_effect",
+        quantity="lens_probability",
         depth="contribution",
         node="A:10:out",
     ),
@@ -98,7 +98,9 @@ GALLERY = (
 def gallery() -> None:
     """A menu of the views, for the header."""
     pages = {page.url_path or "two-axes": page for page in st.session_state["pages"]}
-    with st.popover("Examples"):
+    if VIEW in st.query_params:  # one was chosen
+        st.session_state["examples"] = False
+    with st.popover("Examples", key="examples", on_change="rerun"):
         for view in GALLERY:
             if view.page in pages:
                 st.page_link(pages[view.page], label=view.title, query_params={**view.params, VIEW: view.key})

@@ -31,12 +31,30 @@ STYLE = """<style>
 .st-key-top {row-gap: 0.2rem;}
 .st-key-tools button {min-height: 1.9rem; padding: 0 0.6rem;}
 .st-key-tools button p {font-size: 0.85rem;}
-.stSelectbox [data-testid="stWidgetLabel"] p {white-space: nowrap;}
-.stSelectbox [data-testid="stWidgetLabel"] .stMarkdownBadge {font-size: 0.72rem;}
+[class*="st-key-label-model"] {margin-bottom: -0.35rem;}
+[class*="st-key-label-model"] p {white-space: nowrap; font-size: 0.875rem; line-height: 1.4;}
+[class*="st-key-label-model"] .stMarkdownBadge {font-size: 0.72rem;}
 .st-key-presets button, .st-key-edit-list button {min-height: 1.7rem; padding: 0 0.5rem;}
 .st-key-edit-list [class*="st-key-moves"] button {padding: 0 0.2rem;}
 .st-key-finding [data-testid="stText"] {font-weight: 600; font-size: 1.05rem; margin-top: 0.6rem;}
 </style>"""
+
+WORDS_USED = {
+    "position, depth": "the two axes: tokens from left to right, layers from the embedding up to the readout.",
+    "site": "a place of the forward pass that reads and writes: 3.attn, 3.mlp, and out, the readout.",
+    "write, atom": "the vector that one site adds (or the embedding): what all later reads are made of.",
+    "read": "the vector that a site takes in. In a standard model the sum of all writes below; in others a mixture.",
+    "depth attention": "a read that weighs what was written below it, as attention weighs earlier tokens.",
+    "source": "what a read weighs: an atom, the sum of a block, or a carried stream that holds several.",
+    "depth weights": "the model's own weights of a read over its sources.",
+    "mixing matrix": "how often each atom is in a read in the end, through all that carried it.",
+    "contribution": "the vector that an atom adds to a read; its norm, or its share of the summed norms, is shown.",
+    "mass, effect": "how much a route carries, and what becomes of the prediction without it. They need not agree.",
+    "look-back": "how far below (in layers) or before (in positions) a read takes its content from, on average.",
+    "effective atoms": "over how many atoms a read is spread: the exponential of the entropy of their shares.",
+    "gate, beta": "Deep Delta Learning: 0 keeps what is there, 1 overwrites it along one direction, 2 reflects it.",
+}
+"""The words of the pages, for the menu of the header."""
 
 WORDS = {NO_MODEL: "no model B", CLEAN: "A without its edits"}
 
@@ -49,7 +67,11 @@ def header() -> Any:
         st.markdown("**t2lens**", width="content")
         for page in st.session_state["pages"]:
             st.page_link(page)
-    return top.container(key="tools", horizontal=True, horizontal_alignment="right", gap="xsmall", width="content")
+    tools = top.container(key="tools", horizontal=True, horizontal_alignment="right", gap="xsmall", width="content")
+    with tools.popover("Words", help="What the words on these pages mean"):
+        for word, meaning in WORDS_USED.items():
+            st.markdown(f"**{word}**: {meaning}")
+    return tools
 
 
 def controls(names: list[str]) -> None:
@@ -57,9 +79,12 @@ def controls(names: list[str]) -> None:
     state = st.session_state
     a, b, edits, rest = st.columns([2.3, 2.3, 1.35, 7.7], vertical_alignment="bottom")
     for place, letter, offered in ((a, "A", names), (b, "B", [*names, CLEAN, NO_MODEL])):
-        key = f"model_{letter.lower()}"
+        key, label = f"model_{letter.lower()}", f"Model {letter}"
         verified, checks = _badge(state[key])
-        place.selectbox(f"Model {letter}{verified}", offered, key=key, format_func=_named, help=checks)
+        with place.container(key=f"label-{key}", horizontal=True, gap="xsmall"):
+            st.markdown(f"{label} {verified}", width="content", help=checks)
+        # named once more for those who hear the page
+        place.selectbox(label, offered, key=key, format_func=_named, label_visibility="collapsed")
     with edits.popover(_edits_label(), width="stretch"):
         _short_list()
     with rest.form("prompt-form", border=False):

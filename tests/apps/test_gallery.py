@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import t2lens
@@ -27,3 +28,14 @@ def test_a_view_is_a_link_that_needs_no_fallback(view: View) -> None:
     trace = t2lens.trace(t2lens.load(selection.model_a), selection.prompt, edits=active(selection.edits) or ())
     sites = ["embed", *map(str, trace.of_way().dataset["read"].values)]
     assert fit_cell(selection.cell, [len(trace.tokens)], [sites]) == (selection.cell, [])
+
+
+def test_what_a_view_says_of_a_number_is_so() -> None:
+    view = next(view for view in GALLERY if view.key == "without")
+    model, pos = t2lens.load(view.params["a"]), int(view.params["node"].split(":")[1])
+    found = []
+    for edits in ((), view.params["edits"]):
+        data = t2lens.trace(model, view.params["prompt"], edits=edits, follow="next").of_way().dataset
+        assert str(data["followed"].values[pos]) == " thou"
+        found.append(f"{float(np.exp(data['lens_logprob'].sel(read='out').values[pos])):.2f}")
+    assert "from {} to {}".format(*found) in view.look
