@@ -237,7 +237,7 @@ def _other(focused: list[Focus], width: int) -> None:
         data = curves[focused.index(each)]
         look: dict[str, Any] = {"theme": theme(), "width": width}
         title = f"{each.head}: next token after {each.here}"
-        _draw(each.side, "gate-tokens", draw.before_after(data, beta, most=most, title=title, **look))
+        _draw(each.side, "gate-tokens", draw.next_tokens(data, beta, most=most, title=title, **look))
         st.caption(draw.kl_words(data, beta))
         title = f"{each.head}: beta of {each.site} at {AT[at]}"
         _draw(each.side, "gate-curve", draw.curve(data, beta, limits=limits, title=title, **look))

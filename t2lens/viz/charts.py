@@ -14,11 +14,10 @@ from t2lens.viz.colors import THEMES, ThemeName, lut, regimes, shade
 from t2lens.viz.labels import clip, fmt
 from t2lens.viz.raster import image
 from t2lens.viz.series import Axis, Series
-from t2lens.viz.svg import Plot, mark, round_ticks, say, text_width
+from t2lens.viz.svg import HEAD, TEXT, Plot, mark, paragraph, round_ticks, say, text_width, words, wrap
 
-__all__ = ["Drawing", "Look", "cell_data", "draw", "limits_of", "wrap"]
+__all__ = ["Drawing", "Look", "cell_data", "draw", "limits_of"]
 
-SIZE, HEAD, LINE = 10.5, 13.0, 14  # pixels of tick labels and of titles, and of a line of notes
 CELLS = 700  # cells of a heat map up to which each is an element of its own
 BAR = 10  # width of a colour bar
 LONG = 6  # characters of labels from which bars lie on their sides
@@ -57,19 +56,12 @@ def draw(made: Series, look: Look, *, title: str, notes: Sequence[str] = ()) -> 
     top = 8 + 17 * len(heads) + 8
     kind = {"heat": _heat, "scatter": _scatter, "lines": _lines}.get(made.kind, _bars)
     out = kind(made, look, top)
-    words = [
-        f'<text x="4" y="{20 + 17 * i}" font-size="{HEAD}" font-weight="600" fill="{theme.ink}">{say(line)}</text>'
-        for i, line in enumerate(heads)
-    ]
-    lines = [line for note in [*out.notes, *notes] for line in wrap(note, look.width - 8, SIZE)]
-    y = out.height + 12
-    words += [
-        f'<text x="4" y="{y + LINE * i:.1f}" font-size="{SIZE}" fill="{theme.mute}">{say(line)}</text>'
-        for i, line in enumerate(lines)
-    ]
-    height = y + LINE * len(lines) if lines else out.height + 6
-    about = f"{title}. {made.label}, {made.kind}. {' '.join(lines)}"
-    return Drawing("".join([*words, out.body]), look.width, height, about)
+    above = [words(4, 20 + 17 * i, line, theme.ink, size=HEAD, bold=True) for i, line in enumerate(heads)]
+    notes = [note for note in (*out.notes, *notes) if note]
+    below, y = paragraph(notes, out.height - 2, look.width, look.theme)
+    height = y + 14 if notes else out.height + 6
+    about = f"{title}. {made.label}, {made.kind}. {' '.join(notes)}"
+    return Drawing("".join([*above, out.body, below]), look.width, height, about)
 
 
 def limits_of(made: Series) -> Range:
@@ -87,18 +79,6 @@ def limits_of(made: Series) -> Range:
     return low, high
 
 
-def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
-    """The lines of a text no wider than so many pixels."""
-    lines: list[str] = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if lines[-1] and text_width(longer, size, bold=bold) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return [line for line in lines if line]
-
-
 def _padded(limits: Range, share: float = 0.05) -> Range:
     low, high = limits
     room = (high - low) * share or abs(high) * share or 1.0
@@ -112,43 +92,40 @@ def _named_ticks(plot: Plot, axis: Axis, at: Sequence[float], *, turned: bool) -
     """Labels below an area at the places `at`, thinned so that none touch another."""
     base = plot.top + plot.inner_h
     pitch = abs(plot.x(at[1]) - plot.x(at[0])) if len(at) > 1 else plot.inner_w
-    room = SIZE + 1.5 if turned else max(text_width(word, SIZE) for word in axis.words) + 8
+    room = TEXT + 1.5 if turned else max(text_width(word, TEXT) for word in axis.words) + 8
     step = max(1, math.ceil(room / max(pitch, 1e-9)))
     for i in range(0, len(axis), step):
         x = plot.x(at[i])
         plot.marks.append(f'<path d="M{x:.1f} {base:.1f}v3" stroke="{plot.look.hair}"/>')
         if turned:
-            plot.marks.append(
-                f'<text transform="translate({x + 3.6:.1f} {base + 6:.1f}) rotate(-90)" text-anchor="end" '
-                f'font-size="{SIZE}" fill="{plot.look.mute}">{say(axis.words[i])}</text>'
-            )
+            plot.marks.append(words(x + 3.6, base + 6, axis.words[i], plot.look.mute, anchor="end", upright=True))
         else:
-            plot.text(x, base + 15, axis.words[i], anchor="middle", size=SIZE)
+            plot.text(x, base + 15, axis.words[i], anchor="middle")
 
 
 def _row_ticks(plot: Plot, axis: Axis, at: Sequence[float]) -> None:
     pitch = abs(plot.y(at[1]) - plot.y(at[0])) if len(at) > 1 else plot.inner_h
-    step = max(1, math.ceil((SIZE + 1) / max(pitch, 1e-9)))
+    step = max(1, math.ceil((TEXT + 1) / max(pitch, 1e-9)))
     for i in range(0, len(axis), step):
-        plot.text(plot.left - 6, plot.y(at[i]) + 3.6, axis.words[i], anchor="end", size=SIZE)
+        plot.text(plot.left - 6, plot.y(at[i]) + 3.6, axis.words[i], anchor="end")
 
 
 def _turned(axis: Axis, width: float) -> bool:
     """Whether labels stand upright: words that do not fit side by side. Numbers are thinned instead."""
-    widest = max((text_width(word, SIZE) for word in axis.words), default=0)
+    widest = max((text_width(word, TEXT) for word in axis.words), default=0)
     numeric = all(word.replace(".", "").replace("-", "").isdigit() for word in axis.words)
     return not numeric and widest + 6 > width / max(len(axis), 1)
 
 
 def _below(axis: Axis, turned: bool) -> int:
     """Pixels below an area: labels and the name of the axis."""
-    widest = max((text_width(word, SIZE) for word in axis.words), default=0)
+    widest = max((text_width(word, TEXT) for word in axis.words), default=0)
     return round(widest + 28 if turned else 38)
 
 
 def _side(words: Sequence[str]) -> int:
     """Pixels at the left of an area: labels and the name of the axis."""
-    return round(max((text_width(word, SIZE) for word in words), default=0) + 26)
+    return round(max((text_width(word, TEXT) for word in words), default=0) + 26)
 
 
 def _value_words(low: float, high: float) -> list[str]:
@@ -164,13 +141,13 @@ def _value_axis(plot: Plot, limits: Range) -> None:
 def _value_axis_below(plot: Plot, limits: Range) -> None:
     base, last = plot.top + plot.inner_h, -math.inf
     for value in round_ticks(*limits, log=False):
-        x, half = plot.x(value), text_width(fmt(value, 3), SIZE) / 2
+        x, half = plot.x(value), text_width(fmt(value, 3), TEXT) / 2
         plot.marks.append(
             f'<path d="M{x:.1f} {plot.top}v{plot.inner_h}" stroke="{plot.look.hair}" stroke-width=".6" '
             'stroke-dasharray="1 3"/>'
         )
         if x - half > last + 6:
-            plot.text(x, base + 15, fmt(value, 3), anchor="middle", size=SIZE)
+            plot.text(x, base + 15, fmt(value, 3), anchor="middle")
             last = x + half
     if limits[0] < 0 < limits[1]:
         plot.line_at(0, across=False, color=plot.look.mute)
@@ -181,9 +158,7 @@ def _legend(made: Series, look: Look, x: float, y: float, *, line: bool = False)
     theme, parts = THEMES[look.theme], []
     order = range(len(made.names))[::-1] if made.kind == "stack" else range(len(made.names))
     if made.by is not None:
-        parts.append(
-            f'<text x="{x:.1f}" y="{y + 9:.1f}" font-size="{SIZE}" fill="{theme.mute}">{say(made.by.label)}</text>'
-        )
+        parts.append(words(x, y + 9, made.by.label, theme.mute))
         y += 17
     for i in order:
         key = (
@@ -191,8 +166,7 @@ def _legend(made: Series, look: Look, x: float, y: float, *, line: bool = False)
             if line
             else f'<rect x="{x:.1f}" y="{y:.1f}" width="10" height="10" fill="{look.palette[i]}"/>'
         )
-        name = say(clip(made.names[i], 22))
-        parts.append(f'{key}<text x="{x + 17:.1f}" y="{y + 9:.1f}" font-size="{SIZE}" fill="{theme.ink}">{name}</text>')
+        parts.append(key + words(x + 17, y + 9, clip(made.names[i], 22), theme.ink))
         y += 16
     return "".join(parts), y
 
@@ -200,7 +174,7 @@ def _legend(made: Series, look: Look, x: float, y: float, *, line: bool = False)
 def _legend_width(made: Series) -> int:
     if made.names == ("",):
         return 0
-    return round(max(text_width(clip(name, 22), SIZE) for name in made.names) + 34)
+    return round(max(text_width(clip(name, 22), TEXT) for name in made.names) + 34)
 
 
 def palette(names: Sequence[str], theme: ThemeName, by: Axis | None = None) -> tuple[str, ...]:
@@ -223,7 +197,7 @@ def _heat(made: Series, look: Look, top: int) -> Drawing:
     low, high = look.limits or limits_of(made)
     high = high if high > low else low + 1
     bar_words = [fmt(low, 3), fmt(high, 3), *_value_words(low, high)]
-    right = round(16 + BAR + 6 + max(text_width(word, SIZE) for word in bar_words) + 22)
+    right = round(16 + BAR + 6 + max(text_width(word, TEXT) for word in bar_words) + 22)
     left = _side(made.y.words)
     inner_w = min(look.width - left - right, 84 * n_columns)
     inner_h = max(110.0, min(22.0, max(2.0, 400 / n_rows)) * n_rows)
@@ -287,20 +261,17 @@ def _heat(made: Series, look: Look, top: int) -> Drawing:
     return Drawing("".join(plot.marks), look.width, plot.height, notes=said)
 
 
-def turned_labels(plot: Plot, words: Sequence[str], pitch: float, base: float) -> float:
+def turned_labels(plot: Plot, names: Sequence[str], pitch: float, base: float) -> float:
     """Words below the places of an area, `pitch` pixels apart, upright where they do not fit; returns their depth."""
-    widest = max(text_width(word, SIZE) for word in words)
+    widest = max(text_width(name, TEXT) for name in names)
     upright = widest + 4 > pitch
-    step = max(1, math.ceil((SIZE + 0.5) / pitch)) if upright else 1
-    for i in range(0, len(words), step):
+    step = max(1, math.ceil((TEXT + 0.5) / pitch)) if upright else 1
+    for i in range(0, len(names), step):
         x = plot.left + (i + 0.5) * pitch
         if upright:
-            plot.marks.append(
-                f'<text transform="translate({x + 3.6:.1f} {base + 5:.1f}) rotate(-90)" text-anchor="end" '
-                f'font-size="{SIZE}" fill="{plot.look.mute}">{say(words[i])}</text>'
-            )
+            plot.marks.append(words(x + 3.6, base + 5, names[i], plot.look.mute, anchor="end", upright=True))
         else:
-            plot.text(x, base + 13, words[i], anchor="middle", size=SIZE)
+            plot.text(x, base + 13, names[i], anchor="middle")
     return widest + 6 if upright else 14
 
 
@@ -336,19 +307,14 @@ def _color_bar(plot: Plot, look: Look, ramp: str, limits: Range, label: str) -> 
     parts = [image(np.ascontiguousarray(pixels), x, y, BAR, h)]
     ends = {low: y + h, high: y}
     between = {v: y + h * (high - v) / (high - low) for v in round_ticks(low, high, log=False)}
-    kept = {v: at for v, at in between.items() if min(abs(at - end) for end in ends.values()) > SIZE + 6}
+    kept = {v: at for v, at in between.items() if min(abs(at - end) for end in ends.values()) > TEXT + 6}
     ticks = {**kept, **ends}
     for value, at in ticks.items():
         parts.append(f'<path d="M{x + BAR} {at:.1f}h3" stroke="{theme.mute}" stroke-width=".8"/>')
-        parts.append(
-            f'<text x="{x + BAR + 6}" y="{at + 3.6:.1f}" font-size="{SIZE}" fill="{theme.mute}">{fmt(value, 3)}</text>'
-        )
-    across = x + BAR + 6 + max(text_width(fmt(v, 3), SIZE) for v in ticks) + 13
+        parts.append(words(x + BAR + 6, at + 3.6, fmt(value, 3), theme.mute))
+    across = x + BAR + 6 + max(text_width(fmt(v, 3), TEXT) for v in ticks) + 13
     label = clip(label, max(12, int(h / 5.2)))
-    parts.append(
-        f'<text transform="translate({across:.1f} {y + h / 2:.1f}) rotate(-90)" text-anchor="middle" '
-        f'font-size="{SIZE}" fill="{theme.mute}">{say(label)}</text>'
-    )
+    parts.append(words(across, y + h / 2, label, theme.mute, anchor="middle", upright=True))
     return "".join(parts)
 
 
@@ -427,7 +393,7 @@ def _bars_aside(made: Series, look: Look, top: int, limits: Range) -> Drawing:
     for k in range(n):
         value = float(made.values[0, k])
         if not np.isfinite(value):
-            plot.text(plot.x(max(limits[0], 0.0)) + 5, plot.y(k + 0.5) + 3.6, "no value", size=SIZE - 1)
+            plot.text(plot.x(max(limits[0], 0.0)) + 5, plot.y(k + 0.5) + 3.6, "no value", size=TEXT - 1)
             continue
         ends = sorted((plot.x(0.0), plot.x(value)))
         at = {"x": ends[0], "width": max(ends[1] - ends[0], 0.8), "y": plot.y(k + 0.85), "height": pitch * 0.7}

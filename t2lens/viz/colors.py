@@ -14,7 +14,20 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["FONT", "RAMPS", "THEMES", "RampName", "Theme", "ThemeName", "lut", "luts_js", "ramp", "regimes", "shade"]
+__all__ = [
+    "FONT",
+    "RAMPS",
+    "THEMES",
+    "RampName",
+    "Theme",
+    "ThemeName",
+    "ink_on",
+    "lut",
+    "luts_js",
+    "ramp",
+    "regimes",
+    "shade",
+]
 
 ThemeName = Literal["light", "dark"]
 RampName = Literal["cool", "warm", "both"]
@@ -130,6 +143,14 @@ def shade(name: RampName, fraction: float, theme: ThemeName = "light") -> str:
 def ramp(name: RampName, theme: ThemeName = "light", n: int = 9) -> list[str]:
     """n colours of a ramp at even steps, as #rrggbb."""
     return [shade(name, i / (n - 1), theme) for i in range(n)]
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever stands out more on #rrggbb."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    light = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "#000000"
 
 
 def regimes(theme: ThemeName = "light") -> tuple[str, ...]:

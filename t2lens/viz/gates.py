@@ -14,59 +14,31 @@ from typing import Any
 import numpy as np
 
 from t2lens.analysis.regimes import EDGES, regime_of
+from t2lens.viz.change import before_after
 from t2lens.viz.charts import CELLS, cell_data
-from t2lens.viz.colors import THEMES, ThemeName, regimes, shade
+from t2lens.viz.colors import THEMES, ThemeName, ink_on, regimes, shade
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.raster import image
 from t2lens.viz.series import Series, axis
-from t2lens.viz.svg import Plot, document, mark, round_ticks, say, text_width
+from t2lens.viz.svg import Plot, document, heading, keys, mark, round_ticks, text_width, words
 
 __all__ = [
-    "before_after",
     "curve",
     "curve_limits",
     "gate_map",
     "histogram",
     "kl_words",
     "most_in_a_bin",
+    "next_tokens",
     "spectrum",
     "spectrum_limits",
     "strip",
 ]
 
-SIZE = 11.0
+SIZE = 11.0  # of labels
 _BAR = 10
 _MARKS = ((0.0, "keeps"), (1.0, "overwrites"), (2.0, "reflects"))
 _CELL = 22  # largest side of a cell of the map
-
-
-def _rgb(color: str) -> tuple[float, ...]:
-    return tuple(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-
-
-def _luminance(color: str) -> float:
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(color))
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-def ink_on(color: str) -> str:
-    """Black or white, whichever stands out more."""
-    light = _luminance(color)
-    return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "#000000"
-
-
-def _title(words: str, theme: ThemeName, y: float = 16) -> str:
-    return f'<text x="2" y="{y}" font-size="12.5" font-weight="600" fill="{THEMES[theme].ink}">{say(words)}</text>'
-
-
-def _said(
-    x: float, y: float, words: str, color: str, *, anchor: str = "start", size: float = SIZE, weight: int = 400
-) -> str:
-    bold = f' font-weight="{weight}"' if weight != 400 else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}"{bold} '
-        f'style="font-variant-numeric:tabular-nums">{say(words)}</text>'
-    )
 
 
 def _color_of(beta: float, index: int, by: str, erases: bool, theme: ThemeName) -> str:
@@ -88,13 +60,13 @@ def gate_map(
     w = min(_CELL, (width - left - legend) / n_columns)
     h = min(_CELL, max(3.0, 330 / n_rows))
     top, below = 30, 64 if w >= 9 else 30
-    body = [_title(title, theme)] if title else []
+    body = [heading(title, theme)]
     for r in range(n_rows):
         y = top + (n_rows - 1 - r) * h
         if h >= 10 or r % math.ceil(11 / h) == 0:
-            weight = 600 if sites[r] == site else 400
-            body.append(_said(left - 6, y + h / 2 + 3.8, sites[r], look.ink if weight == 600 else look.mute,
-                              anchor="end", weight=weight))  # fmt: skip
+            bold = sites[r] == site
+            color = look.ink if bold else look.mute
+            body.append(words(left - 6, y + h / 2 + 3.8, sites[r], color, size=SIZE, anchor="end", bold=bold))
         for c in range(n_columns if n_rows * n_columns <= CELLS else 0):
             value, i = float(beta[r, c]), int(index[r, c])
             tip = f"{sites[r]}, position {c} {tokens[c]}\nbeta {value:.6g}" + (f": {names[i]}" if i >= 0 else "")
@@ -113,13 +85,10 @@ def gate_map(
     for c in range(n_columns):
         x = left + (c + 0.5) * w
         if w >= 9:
-            color, bold = (look.ink, ' font-weight="600"') if c == pos else (look.mute, "")
-            body.append(
-                f'<text transform="translate({x + 3.6:.1f} {base + 6:.1f}) rotate(-90)" text-anchor="end" '
-                f'font-size="{SIZE - 1}" fill="{color}"{bold}>{say(clip(tokens[c], 9))}</text>'
-            )
+            color, place = look.ink if c == pos else look.mute, {"size": SIZE - 1, "anchor": "end", "upright": True}
+            body.append(words(x + 3.6, base + 6, clip(tokens[c], 9), color, bold=c == pos, **place))
         elif c % max(1, math.ceil(30 / w)) == 0:
-            body.append(_said(x, base + 15, str(c), look.mute, anchor="middle"))
+            body.append(words(x, base + 15, str(c), look.mute, anchor="middle"))
     if site in sites:
         y = top + (n_rows - 1 - sites.index(site)) * h
         at = {"x": left - 0.8, "y": y - 0.8, "width": n_columns * w + 1, "height": h + 1}
@@ -136,7 +105,7 @@ def _legend(x: float, y: float, names: Sequence[str], by: str, erases: bool, the
     if by == "regime":
         for i, name in reversed(list(enumerate(names))):
             parts.append(mark("rect", x=x, y=y, width=10.0, height=10.0, fill=regimes(theme)[i]))
-            parts.append(_said(x + 15, y + 9, name, look.mute))
+            parts.append(words(x + 15, y + 9, name, look.mute))
             y += 17
         return "".join(parts)
     steps = 60
@@ -147,8 +116,8 @@ def _legend(x: float, y: float, names: Sequence[str], by: str, erases: bool, the
     for value, word in _MARKS if erases else ((0.0, "nothing"), (1.0, ""), (2.0, "most")):
         at = y + height * (1 - value / 2)
         parts.append(f'<path d="M{x + _BAR:.1f} {at:.1f}h3" stroke="{look.mute}" stroke-width=".8"/>')
-        parts.append(_said(x + _BAR + 6, at + (9 if value == 2 else 0 if value == 0 else 3.8), f"{value:g}", look.ink))
-        parts.append(_said(x + _BAR + 6, at + (21 if value == 2 else -12 if value == 0 else 16), word, look.mute,
+        parts.append(words(x + _BAR + 6, at + (9 if value == 2 else 0 if value == 0 else 3.8), f"{value:g}", look.ink))
+        parts.append(words(x + _BAR + 6, at + (21 if value == 2 else -12 if value == 0 else 16), word, look.mute,
                            size=9.5))  # fmt: skip
     return "".join(parts)
 
@@ -199,7 +168,7 @@ def histogram(
         room, word = plot.x(high) - plot.x(low), names[i]
         if text_width(word, 9.5) < room + 14:
             plot.text(plot.x((low + high) / 2), 41, word, anchor="middle", size=9.5)
-    return document(_title(title, theme) + "".join(plot.marks), width, 236, f"{title}. Histogram of beta.", theme)
+    return document(heading(title, theme) + "".join(plot.marks), width, 236, f"{title}. Histogram of beta.", theme)
 
 
 def _shares(data: Any, passages: Any | None, site: str, bins: int) -> list[np.ndarray]:
@@ -218,32 +187,23 @@ def strip(data: Any, *, site: str, pos: int, theme: ThemeName = "light", width: 
     look, row = THEMES[theme], data.sel(site=site)
     names, colors = [str(r) for r in data["regime"].values], regimes(theme)
     beta, index = row["beta"].values, row["regime_index"].values
-    body, x, y = [_title(title, theme)] if title else [], 2.0, 26.0
-    for i, name in enumerate(names):
-        words = f"{name} {int((index == i).sum())}"
-        step = text_width(words, SIZE) + 26
-        if x + step > width:
-            x, y = 2.0, y + 17
-        body.append(mark("rect", x=x, y=y, width=10.0, height=10.0, fill=colors[i]))
-        body.append(_said(x + 14, y + 9, words, look.mute))
-        x += step
+    counts = [f"{name} {int((index == i).sum())}" for i, name in enumerate(names)]
+    legend, y = keys(list(zip(colors, counts, strict=True)), 2.0, 28.0, width, look.mute, SIZE)
+    body = [heading(title, theme), legend]
     x, y, high = 2.0, y + 19, 20.0
     for c, token in enumerate(data["token"].values):
-        words = clip(glyphs(str(token)), 24)
-        wide = text_width(words, 12) + 8
+        word = clip(glyphs(str(token)), 24)
+        wide = text_width(word, 12) + 8
         if x + wide > width - 2 and x > 2:
             x, y = 2.0, y + high + 3
         fill = colors[int(index[c])] if index[c] >= 0 else look.blank
         said = names[int(index[c])] if index[c] >= 0 else "no regime is named"
-        tip = f"position {c} {words}\nbeta {float(beta[c]):.6g}: {said}"
+        tip = f"position {c} {word}\nbeta {float(beta[c]):.6g}: {said}"
         tip += "".join(f"\n{name} {float(row[name].values[c]):.4g}" for name in ("erased", "written", "alignment"))
         frame = {"stroke": look.ink, "stroke_width": 2.0} if c == pos else {}
         body.append(mark("rect", tip, {"site": site, "pos": c}, x=x, y=y, width=wide, height=high, rx=3.0, fill=fill,
                          **frame))  # fmt: skip
-        body.append(
-            f'<text x="{x + 4:.1f}" y="{y + 14.2:.1f}" font-size="12" fill="{ink_on(fill)}" pointer-events="none" '
-            f'direction="ltr">{say(words)}</text>'
-        )
+        body.append(words(x + 4, y + 14.2, word, ink_on(fill), size=12, idle=True))
         x += wide + 3
     return document("".join(body), width, y + high + 8, f"{title}. Tokens by regime.", theme)
 
@@ -273,7 +233,7 @@ def spectrum(
         y, chosen = plot.y(i + 0.5), name == site
         color = look.ink if chosen else look.mute
         if chosen or (i % step == 0 and abs(i - at) * plot.inner_h / n >= 11):
-            body = _said(plot.left - 6, y + 3.8, name, color, anchor="end", weight=600 if chosen else 400, size=10)
+            body = words(plot.left - 6, y + 3.8, name, color, anchor="end", bold=chosen, size=10)
             plot.marks.append(body)
         value, beta = float(eigen[i]), float(data["beta"].values[i])
         fill = regimes(theme)[int(regime_of(np.array(beta)))]
@@ -296,11 +256,11 @@ def spectrum(
             tip = f"after {atom}: singular value {x} is {v:.6g}"
             right.marks.append(mark("circle", tip, cx=right.x(float(x)), cy=right.y(float(shown)), r=2.4, fill=color))
         right.marks.append(
-            _said(right.left + 8, right.top + right.inner_h - 10 - 14 * k, f"all steps after {atom}", color, size=10)
+            words(right.left + 8, right.top + right.inner_h - 10 - 14 * k, f"all steps after {atom}", color, size=10)
         )
-    body = f'{_title(title, theme)}{"".join(plot.marks)}<g transform="translate({half} 0)">{"".join(right.marks)}</g>'
-    body += _said(plot.left, 36, "each step: 1 \u2212 \u03b2 along k, 1 elsewhere", look.mute, size=10)
-    body += _said(half + right.left, 36, "their product, to the readout", look.mute, size=10)
+    body = f'{heading(title, theme)}{"".join(plot.marks)}<g transform="translate({half} 0)">{"".join(right.marks)}</g>'
+    body += words(plot.left, 36, "each step: 1 \u2212 \u03b2 along k, 1 elsewhere", look.mute, size=10)
+    body += words(half + right.left, 36, "their product, to the readout", look.mute, size=10)
     return document(body, width, 250, f"{title}. Eigenvalues of steps and singular values of their product.", theme)
 
 
@@ -323,7 +283,7 @@ def curve(
     """KL at the position, its mean over the prompt, and the change of the loss, over beta; the chosen beta and the gate
     as it is are marked. limits: name of a variable -> its range."""
     look, colors = THEMES[theme], THEMES[theme].series
-    xs, body, y = data["value"].values, [_title(title, theme)], 0.0
+    xs, body, y = data["value"].values, [heading(title, theme)], 0.0
     at_pos = float(data["plain_beta"].values[int(data.attrs["position"])])
     everything = data["plain_beta"].values
     shared = limits or curve_limits([data])
@@ -357,9 +317,9 @@ def curve(
         if part == 0:
             x = plot.left
             for name, color in zip(known, (colors[1], colors[0]), strict=False):
-                body.append(_said(x, 33, _NAMES[name], color, size=10))
+                body.append(words(x, 33, _NAMES[name], color, size=10))
                 x += text_width(_NAMES[name], 10) + 14
-            body.append(_said(x, 33, f"dashed: as it is, {at_pos:.3g}", look.mute, size=10))
+            body.append(words(x, 33, f"dashed: as it is, {at_pos:.3g}", look.mute, size=10))
         body.append(f'<g transform="translate(0 {y:.0f})">{"".join(plot.marks)}</g>')
         y += plot.height
     return document("".join(body), width, y, f"{title}. KL and change of the loss against beta.", theme)
@@ -380,46 +340,21 @@ def curve_limits(datasets: Sequence[Any]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def before_after(
+def next_tokens(
     data: Any,
     value: float,
     *,
     theme: ThemeName = "light",
     width: int = 560,
-    n: int = 8,
     most: float | None = None,
     title: str = "",
 ) -> str:
-    """The likeliest next tokens at the position as it is and with the chosen beta, side by side, with arrows."""
-    look = THEMES[theme]
+    """The likeliest next tokens at the position as it is and with the chosen beta. most: the end of both scales."""
     i = int(np.abs(data["value"].values - value).argmin())
     before, after = data["plain_probability"].values, data["probability"].values[i]
-    words = [glyphs(str(word)) for word in data["candidate"].values]
-    order = np.argsort(-np.maximum(before, after), kind="stable")[:n]
-    top = most or float(np.maximum(before, after).max()) * 1.05
-    side = (width - 128) / 2
-    body = [_title(title, theme)]
-    middle = width / 2
-    body.append(_said(middle - 64, 34, "as it is", look.mute, anchor="end", size=10))
-    body.append(_said(middle + 64, 34, f"beta {data['value'].values[i]:.3g}", look.mute, size=10))
-    room = side - 50
-    for row, j in enumerate(order):
-        y, p, q = 42.0 + 22 * row, float(before[j]), float(after[j])
-        color = look.mute if abs(q - p) < 5e-4 else THEMES[theme].series[1 if q > p else 0]
-        tip = f"{words[j]}\nas it is {p:.6g}, with beta {data['value'].values[i]:.3g} {q:.6g}: {q - p:+.6g}"
-        a, b = room * min(p / top, 1), room * min(q / top, 1)
-        body.append(mark("rect", tip, x=middle - 62 - a, y=y + 2, width=max(a, 0.5), height=15.0, fill=look.mute))
-        body.append(mark("rect", tip, x=middle + 62, y=y + 2, width=max(b, 0.5), height=15.0, fill=color))
-        body.append(_said(middle - 66 - a, y + 14, f"{p:.3f}", look.ink, anchor="end"))
-        arrow = "\u2192" if abs(q - p) < 5e-4 else "\u2191" if q > p else "\u2193"
-        body.append(_said(middle + 66 + b, y + 14, f"{q:.3f} {arrow}", look.ink))
-        body.append(_said(middle, y + 14, clip(words[j], 15), look.ink, anchor="middle", size=12))
-    rest_p, rest_q = 1 - before[order].sum(), 1 - after[order].sum()
-    y = 42.0 + 22 * len(order) + 14
-    body.append(_said(middle - 66, y, f"{max(rest_p, 0.0):.3f}", look.mute, anchor="end"))
-    body.append(_said(middle, y, "all others", look.mute, anchor="middle"))
-    body.append(_said(middle + 66, y, f"{max(rest_q, 0.0):.3f}", look.mute))
-    return document("".join(body), width, y + 10, f"{title}. Likeliest next tokens before and after.", theme)
+    names = ("as it is", f"beta {data['value'].values[i]:.3g}")
+    look: dict[str, Any] = {"most": most, "theme": theme, "width": width}
+    return before_after(data["candidate"].values, before, after, names=names, title=title, n=8, **look)
 
 
 def kl_words(data: Any, value: float) -> str:

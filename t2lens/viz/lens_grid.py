@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from t2lens.viz.colors import THEMES, RampName, ThemeName, shade
+from t2lens.viz.colors import THEMES, RampName, ThemeName, ink_on, shade
 from t2lens.viz.labels import fmt, glyphs
-from t2lens.viz.svg import Plot, document, mark, say, text_width
+from t2lens.viz.series import node_of
+from t2lens.viz.svg import TEXT, Plot, color_bar, document, fit, heading, mark, text_width, words
 
-__all__ = ["LENS", "Shade", "by_depth", "fit", "lens_grid", "stream_grid", "values_of", "window"]
+__all__ = ["LENS", "Shade", "by_depth", "lens_grid", "stream_grid", "values_of", "window"]
 
-SIZE, HEAD, CELL = 10.5, 13.0, 47
+CELL = 47
 _LEFT, _TOP, _BAR = 58, 34, 150
 
 
@@ -86,32 +87,34 @@ def lens_grid(
     table = values_of(finding, quantity, positions)
     reads, tokens = [str(read) for read in data["read"].values][::-1], [str(token) for token in data["token"].values]
     height = 17 if len(reads) <= 26 else 15
-    words = data["top_token"].isel(k=0, pos=list(positions)).values[::-1]
+    likeliest = data["top_token"].isel(k=0, pos=list(positions)).values[::-1]
     chances = data["top_probability"].isel(k=0, pos=list(positions)).values[::-1]
     followed = data["rank"].isel(pos=list(positions)).values[::-1] == 1
     table, bottom = table[::-1], _TOP + height * len(reads)
-    parts = [_head(title, look.ink)]
+    parts = [heading(title, theme)]
     for r, read in enumerate(reads):
         y = _TOP + r * height
-        parts.append(_text(_LEFT - 6, y + height / 2 + 3.6, read, look.mute, anchor="end"))
+        parts.append(words(_LEFT - 6, y + height / 2 + 3.6, read, look.mute, anchor="end"))
         for c, at in enumerate(positions):
             value, x = table[r, c], _LEFT + c * CELL
             there = math.isfinite(value)
             color = _color(how, value, limits, theme) if there else look.blank
             tip = (
-                f"{read} at position {at}, after {glyphs(tokens[at])}\npredicts {glyphs(str(words[r, c]))} with "
+                f"{read} at position {at}, after {glyphs(tokens[at])}\npredicts {glyphs(str(likeliest[r, c]))} with "
                 f"probability {fmt(float(chances[r, c]))}\n{how.label}: {fmt(float(value)) if there else 'none'}"
             )
-            parts.append(mark("rect", tip, _node(read, at), x=x, y=y, width=CELL - 1, height=height - 1, fill=color))
-            ink = _ink(color) if there else look.mute
+            parts.append(
+                mark("rect", tip, {**node_of(read), "pos": at}, x=x, y=y, width=CELL - 1, height=height - 1, fill=color)
+            )
+            ink = ink_on(color) if there else look.mute
             bold = bool(followed[r, c])
-            word = fit(glyphs(str(words[r, c])), CELL - 6, SIZE - 0.5, bold=bold)
-            parts.append(_text(x + 3, y + height / 2 + 3.2, word, ink, bold=bold, size=SIZE - 0.5, idle=True))
+            word = fit(glyphs(str(likeliest[r, c])), CELL - 6, TEXT - 0.5, bold=bold)
+            parts.append(words(x + 3, y + height / 2 + 3.2, word, ink, bold=bold, size=TEXT - 0.5, idle=True))
     for c, at in enumerate(positions):
         x, chosen = _LEFT + c * CELL + 3, at == pos
-        word = fit(glyphs(tokens[at]), CELL - 6, SIZE, bold=chosen)
-        parts.append(_text(x, bottom + 13, word, look.ink, bold=chosen))
-        parts.append(_text(x, bottom + 26, str(at), look.mute, bold=chosen))
+        word = fit(glyphs(tokens[at]), CELL - 6, TEXT, bold=chosen)
+        parts.append(words(x, bottom + 13, word, look.ink, bold=chosen))
+        parts.append(words(x, bottom + 26, str(at), look.mute, bold=chosen))
         if chosen:
             frame = f'x="{_LEFT + c * CELL - 1}" y="{_TOP - 1}" width="{CELL + 1}" height="{height * len(reads) + 1}"'
             parts.append(f'<rect {frame} fill="none" stroke="{look.ink}" stroke-width="1.4" pointer-events="none"/>')
@@ -128,20 +131,20 @@ def stream_grid(
     look, how, data = THEMES[theme], LENS[quantity], finding.dataset
     table = data[f"stream_{how.variable}"].isel(pos=pos).transpose("stream", "block").values.astype(float)
     streams, n = [str(name) for name in data["stream"].values], data.sizes["block"]
-    height, wide, parts = 17, 52, [_head(title, look.ink)]
+    height, wide, parts = 17, 52, [heading(title, theme)]
     for r, stream in enumerate(streams):
         y = _TOP + r * height
-        parts.append(_text(_LEFT - 6, y + height / 2 + 3.6, stream, look.mute, anchor="end"))
+        parts.append(words(_LEFT - 6, y + height / 2 + 3.6, stream, look.mute, anchor="end"))
         for c in range(n):
             value, x = table[r, c], _LEFT + c * wide
             color = _color(how, value, limits, theme) if math.isfinite(value) else look.blank
             tip = f"{stream} after block {c}, at position {pos}\n{how.label}: {fmt(value)}"
             parts.append(mark("rect", tip, None, x=x, y=y, width=wide - 1, height=height - 1, fill=color))
             number = fmt(value, 3) if math.isfinite(value) else ""
-            parts.append(_text(x + wide - 5, y + height / 2 + 3.6, number, _ink(color), anchor="end", idle=True))
+            parts.append(words(x + wide - 5, y + height / 2 + 3.6, number, ink_on(color), anchor="end", idle=True))
     bottom = _TOP + height * len(streams)
-    parts += [_text(_LEFT + wide * (c + 0.5), bottom + 13, str(c), look.mute, anchor="middle") for c in range(n)]
-    parts.append(_text(_LEFT + wide * n / 2, bottom + 27, "after block", look.mute, anchor="middle"))
+    parts += [words(_LEFT + wide * (c + 0.5), bottom + 13, str(c), look.mute, anchor="middle") for c in range(n)]
+    parts.append(words(_LEFT + wide * n / 2, bottom + 27, "after block", look.mute, anchor="middle"))
     about = f"{title}: {how.label} of every stream after every block."
     return document("".join(parts), _LEFT + wide * n + 4, bottom + 34, about, theme)
 
@@ -166,7 +169,7 @@ def by_depth(
         data = finding.dataset
         sites: dict[str, list[tuple[str, float]]] = {}
         for read, p in zip(data["read"].values, data["probability"].isel(pos=pos).values, strict=True):
-            sites.setdefault(_node(str(read), 0)["site"], []).append((str(read), float(p)))
+            sites.setdefault(node_of(str(read))["site"], []).append((str(read), float(p)))
         lines.append(sites)
     known = np.array([p for sites in lines for reads in sites.values() for _, p in reads])
     known = known[np.isfinite(known) & ((known > 0) | (not log))]
@@ -191,26 +194,17 @@ def by_depth(
                 tip = f"{names[i]}, {read} at position {pos}\nprobability {fmt(p)}"
                 look_of = {"fill": color if last else look.paper, "stroke": color, "stroke_width": 1.2}
                 dot = {"cx": plot.x(x), "cy": plot.y(p), "r": 3.0 if last else 2.2, **look_of}
-                plot.marks.append(mark("circle", tip, {**_node(read, pos), "panel": i}, **dot))
-    parts, x = [_head(title, look.ink), *plot.marks], 64.0
+                plot.marks.append(mark("circle", tip, {**node_of(read), "pos": pos, "panel": i}, **dot))
+    parts, x = [heading(title, theme), *plot.marks], 64.0
     for i, name in enumerate(names):
         parts.append(f'<path d="M{x:.1f} 242h16" stroke="{look.series[i]}" stroke-width="2"/>')
-        parts.append(_text(x + 21, 246, name, look.ink))
-        x += 44 + text_width(name, SIZE)
+        parts.append(words(x + 21, 246, name, look.ink))
+        x += 44 + text_width(name, TEXT)
     about = f"{title}, over depth, of {' and '.join(names)}."
     return document("".join(parts), width, 254, about, theme)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
-    """The text, or so much of its beginning, with an ellipsis, as fits into so many pixels."""
-    if text_width(text, size, bold=bold) <= width:
-        return text
-    while text and text_width(text + "\u2026", size, bold=bold) > width:
-        text = text[:-1]
-    return text + "\u2026"
 
 
 def _decades(low: float, high: float, room: int = 6) -> list[float]:
@@ -219,55 +213,14 @@ def _decades(low: float, high: float, room: int = 6) -> list[float]:
     return [10.0**e for e in range(last, first - 1, -max(1, math.ceil((last - first) / room)))]
 
 
-def _node(read: str, pos: int) -> dict[str, Any]:
-    """The node of the maps where a read stands."""
-    layer, *rest = read.split(".")
-    return {"site": ".".join([layer, *rest[:1]]), "way": rest[1] if len(rest) > 1 else "", "pos": pos}
-
-
 def _color(how: Shade, value: float, limits: tuple[float, float], theme: ThemeName) -> str:
     low, high = (math.log(each) for each in limits) if how.log else limits
     share = ((math.log(max(value, 1.0)) if how.log else value) - low) / (high - low)
     return shade(how.ramp, 1 - share if how.most else share, theme)
 
 
-def _ink(color: str) -> str:
-    """Black or white, whichever can be read on a colour."""
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-    return "#111418" if light > 0.22 else "#ffffff"
-
-
 def _scale(how: Shade, limits: tuple[float, float], theme: ThemeName, x: float, y: float) -> str:
     """The colour bar with its range, and what it means."""
-    look, steps = THEMES[theme], 40
-    parts = []
-    for i in range(steps):
-        share = (i + 0.5) / steps
-        color = shade(how.ramp, 1 - share if how.most else share, theme)
-        parts.append(
-            f'<rect x="{x + i * _BAR / steps:.2f}" y="{y}" width="{_BAR / steps + 0.4:.2f}" height="9" fill="{color}"/>'
-        )
-    words = f"{fmt(limits[0], 3)} to {fmt(limits[1], 3)}{' (log scale)' if how.log else ''}: {how.label}"
-    return "".join([*parts, _text(x + _BAR + 8, y + 8.5, words, look.mute)])
-
-
-def _head(title: str, ink: str) -> str:
-    return _text(4, 18, title, ink, bold=True, size=HEAD)
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    color: str,
-    *,
-    anchor: str = "start",
-    bold: bool = False,
-    size: float = SIZE,
-    idle: bool = False,
-) -> str:
-    more = ' font-weight="700"' if bold else ""
-    more += f' text-anchor="{anchor}"' if anchor != "start" else ""
-    more += ' pointer-events="none"' if idle else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{color}"{more}>{say(words)}</text>'
+    bar = color_bar(lambda share: shade(how.ramp, 1 - share if how.most else share, theme), x, y, _BAR, 9)
+    said = f"{fmt(limits[0], 3)} to {fmt(limits[1], 3)}{' (log scale)' if how.log else ''}: {how.label}"
+    return bar + words(x + _BAR + 8, y + 8.5, said, THEMES[theme].mute)

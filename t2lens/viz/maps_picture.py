@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from t2lens.analysis.quantities import attention_of, grid
-from t2lens.viz.charts import CELLS, SIZE, sign, turned_labels, wrap
+from t2lens.viz.charts import CELLS, sign, turned_labels
 from t2lens.viz.colors import THEMES, RampName, ThemeName, lut
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.payload import DEPTH, depth_range, ordered_reads, quantity_range
 from t2lens.viz.raster import image
 from t2lens.viz.series import exact
-from t2lens.viz.svg import Plot, document, mark, say, text_width
+from t2lens.viz.svg import TEXT, Plot, document, mark, say, text_width, wrap
 
 __all__ = ["maps_picture"]
 
@@ -114,7 +114,7 @@ def maps_picture(
         letter = f"{'AB'[i]}{GAP_WORD}" if len(prompts) > 1 else ""
         parts.append(_text(MARGIN, y, letter + clip(glyphs(text).replace("\u00b7", " "), 150), 14, look.ink, bold=True))
         y += 20
-    parts.append(_text(MARGIN, y, f"Chosen: {node}.", SIZE + 0.5, look.mute))
+    parts.append(_text(MARGIN, y, f"Chosen: {node}.", TEXT + 0.5, look.mute))
     y += 18
     each = (width - 2 * MARGIN - BAR_ROOM - GAP * (len(ones) - 1)) / len(ones) - LEFT
     tall = max(_grid_height(one) for one in grids)
@@ -150,8 +150,8 @@ def maps_picture(
             x += BAR_ROOM - 10
     y += HEAD + square + second + 24
     for line in _captions(ones, grids, quantity):
-        for text in wrap(line, width - 2 * MARGIN, SIZE):
-            parts.append(_text(MARGIN, y, text, SIZE, look.bad if "FAILED" in line else look.mute))
+        for text in wrap(line, width - 2 * MARGIN, TEXT):
+            parts.append(_text(MARGIN, y, text, TEXT, look.bad if "FAILED" in line else look.mute))
             y += 14
     return document("".join(parts), width, y + 6, about, theme)
 
@@ -357,15 +357,15 @@ def _labels(plot: Plot, drawn: _Map, across: str, upward: str) -> float:
     if drawn.instead and (rows, columns) == (1, 1):
         return 0.0
     _, _, w, h = _place(plot, drawn, 0, 0)
-    for r in range(0, rows, max(1, int(np.ceil((SIZE + 1) / h)))):
-        plot.text(plot.left - 6, _y(plot, drawn, r + 0.5) + 3.6, clip(drawn.rows[r], 8), anchor="end", size=SIZE)
+    for r in range(0, rows, max(1, int(np.ceil((TEXT + 1) / h)))):
+        plot.text(plot.left - 6, _y(plot, drawn, r + 0.5) + 3.6, clip(drawn.rows[r], 8), anchor="end", size=TEXT)
     words = [clip(word, _TICKS) for word in drawn.columns]
     deep = turned_labels(plot, words, w, plot.top + plot.inner_h)
-    plot.text(plot.left + plot.inner_w / 2, plot.top + plot.inner_h + deep + 14, across, anchor="middle", size=SIZE)
+    plot.text(plot.left + plot.inner_w / 2, plot.top + plot.inner_h + deep + 14, across, anchor="middle", size=TEXT)
     middle = plot.top + plot.inner_h / 2
     plot.marks.append(
         f'<text transform="translate({plot.left - LEFT + 10} {middle:.1f}) rotate(-90)" text-anchor="middle" '
-        f'font-size="{SIZE}" fill="{plot.look.mute}">{upward}</text>'
+        f'font-size="{TEXT}" fill="{plot.look.mute}">{upward}</text>'
     )
     return deep + 14
 
@@ -378,11 +378,11 @@ def _bar(scale: _Scale, x: float, y: float, height: float, theme: ThemeName) -> 
     for part, word in zip(steps, words, strict=True):
         at = y + height * (1 - part)
         parts.append(f'<path d="M{x + 10:.1f} {at:.1f}h3" stroke="{look.mute}" stroke-width=".8"/>')
-        parts.append(_text(x + 16, at + 3.6, word, SIZE, look.mute))
+        parts.append(_text(x + 16, at + 3.6, word, TEXT, look.mute))
     label = scale.label + (f", {scale.warp} scale" if scale.warp == "log" else "")
-    side = x + 20 + max(text_width(word, SIZE) for word in words) + 8
+    side = x + 20 + max(text_width(word, TEXT) for word in words) + 8
     turned = f'transform="translate({side:.1f} {y + height / 2:.1f}) rotate(-90)" text-anchor="middle"'
-    parts.append(f'<text {turned} font-size="{SIZE}" fill="{look.mute}">{say(clip(label, int(height / 5)))}</text>')
+    parts.append(f'<text {turned} font-size="{TEXT}" fill="{look.mute}">{say(clip(label, int(height / 5)))}</text>')
     return "".join(parts)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from t2lens.viz.colors import THEMES, ThemeName, shade
+from t2lens.viz.colors import THEMES, ThemeName, ink_on, shade
 from t2lens.viz.labels import fmt, glyphs
-from t2lens.viz.lens_grid import SIZE, _head, _ink, _text, fit
-from t2lens.viz.svg import document, mark, text_width
+from t2lens.viz.svg import HEAD, TEXT, color_bar, document, fit, heading, mark, text_width, words
 
 __all__ = ["first_difference", "new_tokens_picture"]
 
@@ -42,14 +41,14 @@ def new_tokens_picture(
     """The end of the prompt (`before`, token strings) with the new tokens, coloured by their probability, and for each
     its alternatives. differs: the new token at which another continuation goes its own way, which is marked."""
     look, data = THEMES[theme], finding.dataset
-    words = [glyphs(str(token)) for token in data["token"].values]
+    new = [glyphs(str(token)) for token in data["token"].values]
     chances = data["probability"].values.astype(float)
-    parts = [_head(fit(title, width - 8, 13.0, bold=True), look.ink)]
-    parts_of_text, y = _running_text(finding, words, chances, before, differs, width, theme)
+    parts = [heading(fit(title, width - 8, HEAD, bold=True), theme)]
+    parts_of_text, y = _running_text(finding, new, chances, before, differs, width, theme)
     parts += parts_of_text
     per_row, k = max(1, (width - 8) // _COLUMN), data.sizes["k"]
     high = 20 + _LINE * k + 34
-    for i, word in enumerate(words):
+    for i, word in enumerate(new):
         left, top = 4 + (i % per_row) * _COLUMN, y + 16 + (i // per_row) * high
         if i == differs:
             parts.append(f'<path d="M{left - 3} {top - 2}v{high - 14}" stroke="{look.bad}" stroke-width="1.6"/>')
@@ -57,8 +56,8 @@ def new_tokens_picture(
         tip = _tip(finding, i, word)
         box = {"x": left, "y": top - 3, "width": _COLUMN - 10, "height": high - 14, "fill": look.ink}
         parts.append(mark("rect", tip, _node(pos), **box, fill_opacity=0))
-        parts.append(_text(left, top + 8, fit(word, _COLUMN - 34, SIZE + 1, bold=True), look.ink, bold=True, idle=True))
-        parts.append(_text(left + _COLUMN - 14, top + 8, str(pos), look.mute, anchor="end", size=SIZE - 1, idle=True))
+        parts.append(words(left, top + 8, fit(word, _COLUMN - 34, TEXT + 1, bold=True), look.ink, bold=True, idle=True))
+        parts.append(words(left + _COLUMN - 14, top + 8, str(pos), look.mute, anchor="end", size=TEXT - 1, idle=True))
         own = int(data["id"][i])
         for j in range(k):
             p, line = float(data["top_probability"][i, j]), top + 14 + j * _LINE
@@ -66,27 +65,27 @@ def new_tokens_picture(
             bar = f'width="{max(p * (_COLUMN - 14), 0.5):.1f}" height="{_LINE - 2}"'
             color = shade("cool", 0.55 if mine else 0.18, theme)
             parts.append(f'<rect x="{left}" y="{line}" {bar} fill="{color}" pointer-events="none"/>')
-            other = fit(glyphs(str(data["top_token"].values[i, j])), _COLUMN - 46, SIZE - 0.5, bold=mine)
-            ink = _ink(color) if mine and p * (_COLUMN - 14) > text_width(other, SIZE) + 6 else look.ink
-            parts.append(_text(left + 3, line + 10, other, ink, bold=mine, size=SIZE - 0.5, idle=True))
+            other = fit(glyphs(str(data["top_token"].values[i, j])), _COLUMN - 46, TEXT - 0.5, bold=mine)
+            ink = ink_on(color) if mine and p * (_COLUMN - 14) > text_width(other, TEXT) + 6 else look.ink
+            parts.append(words(left + 3, line + 10, other, ink, bold=mine, size=TEXT - 0.5, idle=True))
             at = left + _COLUMN - 14
-            number = _ink(color) if p > 0.93 and mine else look.ink
-            parts.append(_text(at - 2, line + 10, f"{p:.2f}", number, anchor="end", size=SIZE - 0.5, idle=True))
+            number = ink_on(color) if p > 0.93 and mine else look.ink
+            parts.append(words(at - 2, line + 10, f"{p:.2f}", number, anchor="end", size=TEXT - 0.5, idle=True))
         rank = int(data["rank"][i])
         line = top + 14 + k * _LINE + 10
         said = f"H {float(data['entropy'][i]):.2f}" + (f", #{rank}: {chances[i]:.3f}" if rank > 1 else "")
-        parts.append(_text(left, line, said, look.mute, size=SIZE - 0.5, idle=True))
-    rows = -(-len(words) // per_row)
+        parts.append(words(left, line, said, look.mute, size=TEXT - 0.5, idle=True))
+    rows = -(-len(new) // per_row)
     bottom = y + 16 + rows * high
     legend = "H: entropy in nats. #: rank and probability of a new token that is not the likeliest."
     parts.append(_scale(bottom, theme))
-    parts.append(_text(4, bottom + 16, legend, look.mute))
-    return document("".join(parts), width, bottom + 26, f"{title}: {' '.join(words)}", theme)
+    parts.append(words(4, bottom + 16, legend, look.mute))
+    return document("".join(parts), width, bottom + 26, f"{title}: {' '.join(new)}", theme)
 
 
 def _running_text(
     finding: Any,
-    words: list[str],
+    new: list[str],
     chances: np.ndarray,
     before: Sequence[str],
     differs: int | None,
@@ -98,17 +97,17 @@ def _running_text(
     x, y, parts = 4.0, _TOP, []
     shown = [glyphs(token) for token in before][-_BEFORE:]
     lead = ["\u2026"] if len(before) > _BEFORE else []
-    for i, word in enumerate([*lead, *shown, *words], start=-len(lead) - len(shown)):
+    for i, word in enumerate([*lead, *shown, *new], start=-len(lead) - len(shown)):
         wide = text_width(word, size) + (4 if i >= 0 else 1)
         if x + wide > width - 8:
             x, y = 4.0, y + 22
         if i < 0:
-            parts.append(_text(x, y + 14, word, look.mute, size=size))
+            parts.append(words(x, y + 14, word, look.mute, size=size))
         else:
             color = shade("cool", 0.9 * float(chances[i]), theme)
             box = {"x": x, "y": y, "width": wide, "height": 18, "rx": 2, "fill": color}
             parts.append(mark("rect", _tip(finding, i, word), _node(int(finding.dataset["pos"][i])), **box))
-            parts.append(_text(x + 2, y + 14, word, _ink(color), size=size, idle=True))
+            parts.append(words(x + 2, y + 14, word, ink_on(color), size=size, idle=True))
         if i == differs and differs is not None:
             parts.append(f'<path d="M{x - 1:.1f} {y - 3}v24" stroke="{look.bad}" stroke-width="1.8"/>')
         x += wide + (1.5 if i >= 0 else 0)
@@ -117,14 +116,10 @@ def _running_text(
 
 def _scale(y: float, theme: ThemeName) -> str:
     """What the colours of the new tokens mean."""
-    look, steps, wide, x = THEMES[theme], 24, 60, 168
-    cells = "".join(
-        f'<rect x="{x + i * wide / steps:.2f}" y="{y - 8}" width="{wide / steps + 0.4:.2f}" height="8" '
-        f'fill="{shade("cool", 0.9 * (i + 0.5) / steps, theme)}"/>'
-        for i in range(steps)
-    )
-    words = _text(4, y, "new tokens, by probability:", look.mute) + _text(x - 6, y, "0", look.mute, anchor="end")
-    return words + cells + _text(x + wide + 6, y, "1; red: where the other text goes its own way", look.mute)
+    look, wide, x = THEMES[theme], 60, 168
+    said = words(4, y, "new tokens, by probability:", look.mute) + words(x - 6, y, "0", look.mute, anchor="end")
+    bar = color_bar(lambda share: shade("cool", 0.9 * share, theme), x, y - 8, wide)
+    return said + bar + words(x + wide + 6, y, "1; red: where the other text goes its own way", look.mute)
 
 
 def _tip(finding: Any, i: int, word: str) -> str:

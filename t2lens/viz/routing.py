@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from t2lens.viz.charts import wrap
 from t2lens.viz.colors import THEMES, ThemeName, shade
 from t2lens.viz.depth_map import KINDS, DepthMap
 from t2lens.viz.depth_map import limits as limits_of
 from t2lens.viz.labels import fmt
-from t2lens.viz.svg import document, mark, say, text_width
+from t2lens.viz.svg import HEAD, color_bar, document, keys, mark, paragraph, text_width, words, wrap
 
-__all__ = ["SIZE", "kind_colors", "map_picture", "text_at"]
+__all__ = ["SIZE", "kind_colors", "map_picture"]
 
 SIZE, LINE, GAP, STRIP = 10.0, 13, 14, 4  # pixels: labels, lines of notes, between maps, strips of kinds
 _FADED = 0.5  # opacity of what is no choice of the system
@@ -78,9 +77,9 @@ def map_picture(
     ways = [way for way in ways if any(shown.own[i] for i in _rows(shown, way))] or ways
     per_row = 1 if len(ways) == 1 else min(len(ways), 4 if width >= 760 else 2)
     look, parts, y = THEMES[theme], [], 8.0
-    for line in wrap(title, width - 8, 13, bold=True):
+    for line in wrap(title, width - 8, HEAD, bold=True):
         y += 14
-        parts.append(f'<text x="4" y="{y:.1f}" font-size="13" font-weight="600" fill="{look.ink}">{say(line)}</text>')
+        parts.append(words(4, y, line, look.ink, size=HEAD, bold=True))
     y += 6
     each = (width - GAP * (per_row - 1)) / per_row
     for first in range(0, len(ways), per_row):
@@ -90,19 +89,10 @@ def map_picture(
         y += max(height for _, height in panels) + 6
     body, y = _legend(shown, scale, width, y)
     parts.append(body)
-    for note in _notes(shown, ways):
-        for line in wrap(note, width - 8, SIZE):
-            y += LINE
-            parts.append(f'<text x="4" y="{y:.1f}" font-size="{SIZE}" fill="{look.mute}">{say(line)}</text>')
+    told, y = paragraph(_notes(shown, ways), y, width, theme, SIZE)
+    parts.append(told)
     about = f"{title}. {shown.label}: reads over sources, {shown.counted}."
     return document("".join(parts), width, y + 8, about, theme)
-
-
-def text_at(x: float, y: float, words: str, color: str, anchor: str = "start", *, bold: bool = False) -> str:
-    """A label."""
-    weight = ' font-weight="700"' if bold else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="{SIZE}" fill="{color}"{weight}>{say(words)}</text>'
 
 
 def _rows(shown: DepthMap, way: str) -> list[int]:
@@ -131,10 +121,8 @@ def _panel(shown: DepthMap, way: str, scale: _Scale, width: float, chosen: str, 
     ch = min(max(0.72 * cw, 9.0), 19.0) if len(rows) <= 30 else max(5.0, min(0.72 * cw, 9.0))
     top = 16.0 if several else 2.0
     if several:
-        words = f"way {way}" if way else ", ".join(dict.fromkeys(_sort(shown.sites[i]) for i in rows))
-        out.append(
-            f'<text x="{left:.1f}" y="10" font-size="{SIZE}" font-weight="600" fill="{look.ink}">{say(words)}</text>'
-        )
+        head = f"way {way}" if way else ", ".join(dict.fromkeys(_sort(shown.sites[i]) for i in rows))
+        out.append(words(left, 10, head, look.ink, size=SIZE, bold=True))
     height = ch * len(rows)
     edge = f'stroke="{look.hair}" stroke-width=".5"'
     step = max(1, math.ceil((SIZE + 1) / ch))
@@ -145,11 +133,10 @@ def _panel(shown: DepthMap, way: str, scale: _Scale, width: float, chosen: str, 
             f'<rect x="{left - STRIP - 1:.1f}" y="{y + 0.5:.1f}" width="{STRIP}" height="{ch - 1:.1f}" fill="{color}"/>'
         )
         if (len(rows) - 1 - k) % step == 0:
-            weight = ' font-weight="700"' if shown.sites[i] == chosen else ""
-            out.append(
-                f'<text x="{left - STRIP - 5:.1f}" y="{y + ch / 2 + 3.4:.1f}" text-anchor="end" font-size="{SIZE}"'
-                f' fill="{look.ink if weight else look.mute}"{weight}>{say(shown.sites[i])}</text>'
-            )
+            bold = shown.sites[i] == chosen
+            color = look.ink if bold else look.mute
+            place = {"size": SIZE, "anchor": "end", "bold": bold}
+            out.append(words(left - STRIP - 5, y + ch / 2 + 3.4, shown.sites[i], color, **place))
         for m, j in enumerate(columns):
             if not shown.exists[i, j]:
                 continue
@@ -180,16 +167,12 @@ def _panel(shown: DepthMap, way: str, scale: _Scale, width: float, chosen: str, 
         out.append(f'<rect {place} height="{STRIP}" fill="{colors[kind]}"/>')
         if m % step:
             continue
-        name = say(shown.columns[j])
+        name, middle = shown.columns[j], x + cw / 2
         if turned:
-            where = (
-                f'transform="translate({x + cw / 2 + 3.4:.1f} {base + STRIP + 6:.1f}) rotate(-90)" text-anchor="end"'
-            )
-            longest = max(longest, text_width(shown.columns[j], SIZE))
+            out.append(words(middle + 3.4, base + STRIP + 6, name, look.mute, size=SIZE, anchor="end", upright=True))
         else:
-            where = f'x="{x + cw / 2:.1f}" y="{base + STRIP + 14:.1f}" text-anchor="middle"'
-            longest = max(longest, SIZE)
-        out.append(f'<text {where} font-size="{SIZE}" fill="{look.mute}">{name}</text>')
+            out.append(words(middle, base + STRIP + 14, name, look.mute, size=SIZE, anchor="middle"))
+        longest = max(longest, text_width(name, SIZE) if turned else SIZE)
     return "".join(out), base + STRIP + 10 + longest
 
 
@@ -241,33 +224,17 @@ def _legend(shown: DepthMap, scale: _Scale, width: float, y: float) -> tuple[str
     """Colour bar with its range, and the kinds of sources."""
     look, colors, out = THEMES[scale.theme], kind_colors(scale.theme), []
     bar, x0 = min(170.0, width * 0.4), 4.0
-    n = 48
-    for i in range(n):
-        color = scale.color(scale.at((i + 0.5) / n))
-        out.append(
-            f'<rect x="{x0 + bar * i / n:.2f}" y="{y + 4:.1f}" width="{bar / n + 0.3:.2f}" height="8" fill="{color}"/>'
-        )
+    out.append(color_bar(lambda share: scale.color(scale.at(share)), x0, y + 4, bar))
     for fraction, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        out.append(
-            f'<text x="{x0 + bar * fraction:.1f}" y="{y + 23:.1f}" font-size="{SIZE}" text-anchor="{anchor}" '
-            f'fill="{look.mute}">{say(fmt(scale.at(fraction), 3))}</text>'
-        )
-    words = f"{shown.label}{', square-root scale' if scale.root else ''}"
-    room = width - bar - 20
-    for k, line in enumerate(wrap(words, room, SIZE)[:2]):
-        out.append(text_at(x0 + bar + 10, y + 12 + LINE * k, line, look.ink))
-    y += 32
-    x = x0
+        number = fmt(scale.at(fraction), 3)
+        out.append(words(x0 + bar * fraction, y + 23, number, look.mute, size=SIZE, anchor=anchor))
+    label = f"{shown.label}{', square-root scale' if scale.root else ''}"
+    for k, line in enumerate(wrap(label, width - bar - 20, SIZE)[:2]):
+        out.append(words(x0 + bar + 10, y + 12 + LINE * k, line, look.ink, size=SIZE))
     used = {*shown.kinds, *(_sort(site) for site in shown.sites)}
-    for kind, words in KINDS.items():
-        if kind not in used:
-            continue
-        wide = text_width(words, SIZE) + 26
-        if x + wide > width:
-            x, y = x0, y + 14
-        out.append(f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="8" height="8" fill="{colors[kind]}"/>')
-        out.append(f'<text x="{x + 12:.1f}" y="{y + 8.6:.1f}" font-size="{SIZE}" fill="{look.ink}">{say(words)}</text>')
-        x += wide
+    kinds = [(colors[kind], said) for kind, said in KINDS.items() if kind in used]
+    listed, y = keys(kinds, x0, y + 32, width, look.ink, SIZE)
+    out.append(listed)
     return "".join(out), y + 12
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from t2lens.analysis.statistics import spearman
-from t2lens.viz.charts import wrap
 from t2lens.viz.colors import THEMES, ThemeName, shade
 from t2lens.viz.labels import fmt
-from t2lens.viz.routing import SIZE, text_at
-from t2lens.viz.svg import Plot, document, mark, round_ticks, say, text_width
+from t2lens.viz.routing import SIZE
+from t2lens.viz.series import node_of
+from t2lens.viz.svg import Plot, document, keys, mark, paragraph, round_ticks, say, text_width, words
 
 __all__ = ["Dots", "content_picture", "effect_limits", "effects_picture", "profile_limits", "profile_picture"]
 
-LINE = 13  # pixels of a line of notes
 _LABELLED = 4  # routes named on each side
 _AGES = ("embedding", "newest write", "the one before", "all older")  # in words, the families of atoms
 _PARTS = {"site": "the same for all tokens", "token": "token", "position": "position", "rest": "context"}
@@ -100,9 +99,8 @@ def effects_picture(
             f"{dots.words[1]}: {fmt(float(dots.y[i]))}",
         ]
         tip += ["below the floor of rounding: no effect"] if below else []
-        site, way = _site(read)
-        ring = {"stroke": look.ink, "stroke_width": 1.2} if site == chosen else {}
-        node = {"site": site} | ({"way": way} if way else {})
+        node = node_of(read)
+        ring = {"stroke": look.ink, "stroke_width": 1.2} if node["site"] == chosen else {}
         plot.marks.append(
             mark(
                 "circle",
@@ -132,8 +130,8 @@ def _name(plot: Plot, dots: Dots, named: list[int], warm: str, cool: str) -> Non
     """Labels beside their dots, moved up or down so that none lies on another."""
     taken: list[tuple[float, float, float]] = []  # x0, x1, y
     for i in sorted(named, key=lambda i: -dots.y[i]):
-        words = f"{dots.routes[i][1]} \u2192 {dots.routes[i][0]}"
-        wide = text_width(words, SIZE)
+        name = f"{dots.routes[i][1]} \u2192 {dots.routes[i][0]}"
+        wide = text_width(name, SIZE)
         x, y = plot.x(float(dots.x[i])), plot.y(max(float(dots.y[i]), dots.floor)) + 3.5
         left = x + 6 + wide > plot.left + plot.inner_w
         x0 = x - 6 - wide if left else x + 6
@@ -147,7 +145,7 @@ def _name(plot: Plot, dots: Dots, named: list[int], warm: str, cool: str) -> Non
         color = warm if dots.apart[i] > 0 else cool
         plot.marks.append(
             f'<text x="{x0:.1f}" y="{y:.1f}" font-size="{SIZE}" fill="{color}" stroke="{plot.look.paper}" '
-            f'stroke-width="3" stroke-linejoin="round" paint-order="stroke" pointer-events="none">{say(words)}</text>'
+            f'stroke-width="3" stroke-linejoin="round" paint-order="stroke" pointer-events="none">{say(name)}</text>'
         )
 
 
@@ -165,45 +163,39 @@ def content_picture(
     bar = width - left - right - 4
     ch, top = 16.0 if len(reads) <= 20 else 11.0, 6.0
     out = []
-    ink = {"static": look.mute}
     for k, read in enumerate(reads):
         y, x = top + ch * (len(reads) - 1 - k), left
-        site, way = _site(read)
-        bold = ' font-weight="700"' if site == chosen else ""
-        out.append(
-            f'<text x="{left - 6:.1f}" y="{y + ch / 2 + 3.4:.1f}" text-anchor="end" font-size="{SIZE}" '
-            f'fill="{look.ink if bold else look.mute}"{bold}>{say(read)}</text>'
-        )
+        node = node_of(read)
+        bold = node["site"] == chosen
+        color, place = look.ink if bold else look.mute, {"size": SIZE, "anchor": "end", "bold": bold}
+        out.append(words(left - 6, y + ch / 2 + 3.4, read, color, **place))
         tip = [f"{read}: {labels[k]}", f"weights move by {moves[k]:.1%} of their rms between tokens"]
         tip += [f"{_PARTS[part]}: {fmt(float(shares[k, m]), 3)}" for m, part in enumerate(parts)]
         for m, part in enumerate(parts):
             value = float(shares[k, m])
             if np.isfinite(value) and value > 0:
                 wide = min(bar * value, left + bar - x)
-                node = {"site": site} | ({"way": way} if way else {})
                 out.append(
                     mark("rect", "\n".join(tip), node, x=x, y=y + 1.5, width=wide, height=ch - 3, fill=fills[part])
                 )
                 x += wide
         if not np.isfinite(shares[k]).any():
-            out.append(text_at(left, y + ch / 2 + 3.4, "no shares", look.mute))
-        out.append(
-            f'<text x="{left + bar + 8:.1f}" y="{y + ch / 2 + 3.4:.1f}" font-size="{SIZE}" '
-            f'fill="{ink.get(labels[k], look.ink)}">{say(labels[k])}</text>'
-        )
+            out.append(words(left, y + ch / 2 + 3.4, "no shares", look.mute, size=SIZE))
+        color = look.mute if labels[k] == "static" else look.ink
+        out.append(words(left + bar + 8, y + ch / 2 + 3.4, labels[k], color, size=SIZE))
     y = top + ch * len(reads)
     for value in (0.0, 0.5, 1.0):
         out.append(f'<path d="M{left + bar * value:.1f} {y:.1f}v3" stroke="{look.hair}"/>')
-        out.append(text_at(left + bar * value, y + 14, f"{value:g}", look.mute, "middle"))
+        out.append(words(left + bar * value, y + 14, f"{value:g}", look.mute, size=SIZE, anchor="middle"))
     y += 20
-    keys, y = _keys([(fills[part], _PARTS[part]) for part in _PARTS], 4.0, y, width, look.ink)
-    out.append(keys)
+    listed, y = keys([(fills[part], _PARTS[part]) for part in _PARTS], 4.0, y, width, look.ink, SIZE)
+    out.append(listed)
     notes = [
         "Shares of the weights' second moment around the mean of the read, adjusted for chance. Static: they move by "
         "less than 1%. Key-driven: each follows its own source alone. Content-driven: what the reader holds decides "
         f"too. {counted}"
     ]
-    return _with_notes("".join(out), width, y, notes, "What the weights of each read follow.", theme)
+    return _with_notes("".join(out), width, y + 14, notes, "What the weights of each read follow.", theme)
 
 
 def profile_limits(findings: Sequence[Any]) -> tuple[float, float]:
@@ -253,7 +245,7 @@ def profile_picture(
     share = data["family_share"].values[at]
     families = [str(each) for each in data["family"].values]
     ages = (look.series[0], *(shade("warm", part, theme) for part in (0.78, 0.5, 0.24)))
-    fills, words = dict(zip(families, ages, strict=True)), dict(zip(families, _AGES, strict=True))
+    fills, said = dict(zip(families, ages, strict=True)), dict(zip(families, _AGES, strict=True))
     bars = Plot(width, 190, (0, len(sites)), (0, 1), title="Shares of what is read, by age", theme=theme, bottom=48)
     bars.yticks([0, 0.5, 1]).xticks(list(places), sites, turned=True)
     for k, site in enumerate(sites):
@@ -262,7 +254,7 @@ def profile_picture(
             value = float(share[k, m])
             if np.isfinite(value) and value > 0:
                 x0, x1, y0, y1 = bars.x(k + 0.08), bars.x(k + 0.92), bars.y(base), bars.y(base + value)
-                tip = f"{site}: {words[family]} {fmt(value, 3)}"
+                tip = f"{site}: {said[family]} {fmt(value, 3)}"
                 bars.marks.append(
                     mark("rect", tip, nodes[k], x=x0, y=y1, width=x1 - x0, height=max(y0 - y1, 0.1), fill=fills[family])
                 )
@@ -270,54 +262,33 @@ def profile_picture(
     body = [f'<g transform="translate(0 4)">{"".join(far.marks)}</g>',
             f'<g transform="translate({half + 16} 4)">{"".join(near.marks)}</g>']  # fmt: skip
     named = {"attn": "attention", "mlp": "MLP", "out": "readout", "carried": "what is carried on"}
-    keys, y = _keys([(reader_colors.get(r, look.ink), named.get(r, r)) for r in readers], 46, 200, half, look.ink)
-    body.append(keys)
-    y = max(y, 206) + 8
+    listed, y = keys(
+        [(reader_colors.get(r, look.ink), named.get(r, r)) for r in readers], 46, 200, half, look.ink, SIZE
+    )
+    body.append(listed)
+    y += 22
     body.append(f'<g transform="translate(0 {y})">{"".join(bars.marks)}</g>')
-    keys, y = _keys([(fills[f], words[f]) for f in families], 46, y + 194, width, look.ink)
-    body.append(keys)
+    listed, y = keys([(fills[f], said[f]) for f in families], 46, y + 194, width, look.ink, SIZE)
+    body.append(listed)
     several = any(str(way) for way in data["way"].values)
     notes = [
         f"Shares of the summed length of contributions. {counted}. The embedding is left out of the distances."
         + (" Of several ways distances are means, and by read the first is shown." if several else "")
         + (" Bands: 95% over sequences." if np.isfinite(interval).any() else "")
     ]
-    return _with_notes("".join(body), width, y + 2, notes, "How far back in depth reads look.", theme)
+    return _with_notes("".join(body), width, y + 16, notes, "How far back in depth reads look.", theme)
 
 
 # --- pieces
 
 
-def _site(read: str) -> tuple[str, str]:
-    """(site, way) of the name of a read."""
-    parts = read.split(".")
-    return (".".join(parts[:2]), parts[2]) if len(parts) == 3 else (read, "")
-
-
-def _dots(plot: Plot, xs: Any, ys: Any, color: str, words: Sequence[str], nodes: Sequence[dict[str, str]]) -> None:
-    for x, y, said, node in zip(xs, ys, words, nodes, strict=True):
+def _dots(plot: Plot, xs: Any, ys: Any, color: str, names: Sequence[str], nodes: Sequence[dict[str, str]]) -> None:
+    for x, y, name, node in zip(xs, ys, names, nodes, strict=True):
         if np.isfinite(y):
-            tip = f"{said}: {fmt(float(y), 3)}"
+            tip = f"{name}: {fmt(float(y), 3)}"
             plot.marks.append(mark("circle", tip, node, cx=plot.x(float(x)), cy=plot.y(float(y)), r=2.6, fill=color))
 
 
-def _keys(keys: Sequence[tuple[str, str]], x0: float, y: float, width: float, ink: str) -> tuple[str, float]:
-    """Colours with their words, wrapped, and the y below them."""
-    out, x = [], x0
-    for color, words in keys:
-        wide = text_width(words, SIZE) + 26
-        if x + wide > width and x > x0:
-            x, y = x0, y + 14
-        out.append(f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="8" height="8" fill="{color}"/>')
-        out.append(f'<text x="{x + 12:.1f}" y="{y + 8.6:.1f}" font-size="{SIZE}" fill="{ink}">{say(words)}</text>')
-        x += wide
-    return "".join(out), y + 14
-
-
 def _with_notes(body: str, width: int, y: float, notes: Sequence[str], about: str, theme: ThemeName) -> str:
-    lines = [line for note in notes for line in wrap(note, width - 8, SIZE)]
-    words = [
-        f'<text x="4" y="{y + 10 + LINE * i:.1f}" font-size="{SIZE}" fill="{THEMES[theme].mute}">{say(line)}</text>'
-        for i, line in enumerate(lines)
-    ]
-    return document(body + "".join(words), width, y + 14 + LINE * len(lines), f"{about} {' '.join(lines)}", theme)
+    told, y = paragraph(notes, y - 3, width, theme, SIZE)
+    return document(body + told, width, y + 14, f"{about} {' '.join(notes)}", theme)

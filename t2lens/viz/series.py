@@ -13,7 +13,7 @@ import numpy as np
 
 from t2lens.viz.labels import clip, fmt, glyphs, one_line
 
-__all__ = ["Axis", "Series", "exact", "series"]
+__all__ = ["Axis", "Series", "axis", "exact", "node_of", "series"]
 
 LABEL, TITLE = 14, 80  # characters of a label of an axis, and of a title made of what a variable means
 _SITES = ("site", "read", "atom", "write")
@@ -125,7 +125,7 @@ def series(finding: Any, chart: int = 0) -> Series:
 
 def axis(data: Any, name: str) -> Axis:
     """The places of one axis of a dataset."""
-    n, source = data.sizes[name], "token" if name in _POSITIONS and "token" in data.coords else name
+    n, source = data.sizes[name], "token" if name in _POSITIONS and _is_token_of(data, name) else name
     own = data[name].values if name in data.coords and data[name].ndim == 1 else np.arange(n)
     if source not in data.coords or data[source].ndim != 1 or data[source].dtype.kind in "iu":
         words = full = [str(i) for i in own]
@@ -143,6 +143,11 @@ def axis(data: Any, name: str) -> Axis:
     return Axis(name=name, words=tuple(words), full=tuple(full), nodes=nodes, numbers=numbers, unit=unit)
 
 
+def _is_token_of(data: Any, name: str) -> bool:
+    """Whether the coordinate `token` says what stands at each place: elsewhere it may be a list of tokens."""
+    return "token" in data.coords and len(data["token"].dims) == 1 and data.sizes[data["token"].dims[0]] == data.sizes[name] and data["token"].dims[0] in _POSITIONS
+
+
 def _nodes(data: Any, name: str, own: np.ndarray) -> tuple[dict[str, Any], ...]:
     if name in ("pos", "query"):
         return tuple({"pos": int(place)} if own.dtype.kind in "iu" else {} for place in own)
@@ -150,11 +155,11 @@ def _nodes(data: Any, name: str, own: np.ndarray) -> tuple[dict[str, Any], ...]:
     source = name if name in _SITES else next(beside, "")
     if source not in data.coords or data[source].ndim != 1:
         return ({},) * len(own)
-    return tuple(_site(str(word)) for word in data[source].values)
+    return tuple(node_of(str(word)) for word in data[source].values)
 
 
-def _site(name: str) -> dict[str, Any]:
-    """`3.attn.q` is the way q of the site 3.attn."""
+def node_of(name: str) -> dict[str, Any]:
+    """The node of the maps that a read or an atom stands for, or nothing: `3.attn.q` is way q of the site 3.attn."""
     parts = name.split(".")
     if len(parts) == 3:
         return {"site": ".".join(parts[:2]), "way": parts[2]}

@@ -15,10 +15,9 @@ import numpy as np
 
 from t2lens.viz.colors import THEMES, ThemeName, shade
 from t2lens.viz.labels import fmt, glyphs
-from t2lens.viz.lens_grid import SIZE, _head, _text, fit
-from t2lens.viz.svg import document, mark, round_ticks
+from t2lens.viz.svg import TEXT, document, fit, heading, mark, round_ticks, words
 
-__all__ = ["Sum", "path_strips", "share_bars", "shares_of", "sum_of"]
+__all__ = ["Sum", "path_strips", "share_bars", "shares_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +59,6 @@ def shares_of(finding: Any, *, above_mean: bool = False) -> Sum:
     )
 
 
-def sum_of(finding: Any) -> str:
-    """The sum line of a finding of `attribute_logits`."""
-    return shares_of(finding).line
-
-
 def share_bars(
     made: Sum,
     *,
@@ -87,13 +81,13 @@ def share_bars(
         return left + (value - low) / (high - low) * room
 
     bottom = top + height * len(order)
-    parts = [_head(title, look.ink)]
+    parts = [heading(title, theme)]
     for tick in round_ticks(low, high, log=False):
         parts.append(
             f'<path d="M{x(tick):.1f} {top - 2}V{bottom + 2}" stroke="{look.hair}" stroke-width=".6" '
             'stroke-dasharray="1 3"/>'
         )
-        parts.append(_text(x(tick), bottom + 14, fmt(tick, 3), look.mute, anchor="middle"))
+        parts.append(words(x(tick), bottom + 14, fmt(tick, 3), look.mute, anchor="middle"))
     for row, i in enumerate(order):
         y, value = top + row * height, float(made.shares[i])
         node = {"site": made.atoms[i], "way": "", "pos": made.pos} if made.atoms[i] else None
@@ -103,14 +97,14 @@ def share_bars(
         parts.append(mark("rect", tip, node, **bar, fill=shade("both", 0.86 if value > 0 else 0.14, theme)))
         wide = {"x": 0, "y": y, "width": width, "height": height, "fill": look.ink, "fill_opacity": 0}
         parts.append(mark("rect", tip, node, **wide))
-        parts.append(_text(left - 8, y + 11.5, made.names[i], look.ink, anchor="end", idle=True))
-        parts.append(_text(width - 8, y + 11.5, _signed(value), look.ink, anchor="end", idle=True))
+        parts.append(words(left - 8, y + 11.5, made.names[i], look.ink, anchor="end", idle=True))
+        parts.append(words(width - 8, y + 11.5, _signed(value), look.ink, anchor="end", idle=True))
     parts.append(f'<path d="M{x(0):.1f} {top - 2}V{bottom + 2}" stroke="{look.mute}" stroke-width=".9"/>')
     line = bottom + 22
     parts.append(f'<path d="M0 {line}H{width - 8}" stroke="{look.ink}" stroke-width=".9"/>')
-    words = _text(4, line + 16, made.line, look.ink, bold=True, size=SIZE + 1)
+    total = words(4, line + 16, made.line, look.ink, bold=True, size=TEXT + 1)
     about = f"{title}: {made.line}."
-    return document("".join([*parts, words]), width, line + 26, about, theme)
+    return document("".join([*parts, total]), width, line + 26, about, theme)
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
@@ -128,9 +122,9 @@ def path_strips(finding: Any, *, title: str, width: int = 680, theme: ThemeName 
     longest = max((len(path) for path in paths), default=1)
     box = min(86.0, (width - numbers - 48) / longest - 12)
     most, running = float(np.abs(values).max()) if values.size else 1.0, 0.0
-    parts = [_head(title, look.ink)]
+    parts = [heading(title, theme)]
     columns = {"value": width - 130, "share": width - 78, "sum so far": width - 8}
-    parts += [_text(x, top - 8, name, look.mute, anchor="end") for name, x in columns.items()]
+    parts += [words(x, top - 8, name, look.mute, anchor="end") for name, x in columns.items()]
     for i, (path, value) in enumerate(zip(paths, values, strict=True)):
         y = top + i * row
         running += value
@@ -140,24 +134,24 @@ def path_strips(finding: Any, *, title: str, width: int = 680, theme: ThemeName 
             parts.append(_box(name, pos, tokens, x, y, box, color, theme))
             parts.append(_arrow(x + box, y + 13, look.mute))
             x += box + 12
-        parts.append(_text(x + 2, y + 16.5, "logit", look.ink))
+        parts.append(words(x + 2, y + 16.5, "logit", look.ink))
         parts.append(
             f'<rect x="{width - numbers + 2}" y="{y + 22}" width="{72 * abs(value) / most:.1f}" height="3" '
             f'fill="{color}"/>'
         )
         share = f"{value / whole:.0%}".replace("-", "\u2212") if whole else ""
-        for words, at in zip((_signed(value), share, _signed(running)), columns.values(), strict=True):
-            parts.append(_text(at, y + 16.5, words, look.ink, anchor="end"))
+        for number, at in zip((_signed(value), share, _signed(running)), columns.values(), strict=True):
+            parts.append(words(at, y + 16.5, number, look.ink, anchor="end"))
     y = top + row * len(paths) + 6
     parts.append(f'<path d="M0 {y}H{width - 8}" stroke="{look.ink}" stroke-width=".9"/>')
     off = abs(float(data["error"]))
     part = f" ({float(values.sum()) / whole:.0%})" if whole else ""
-    words = (
+    said = (
         f"these {len(paths)} = {fmt(float(values.sum()))}{part}, all paths = {fmt(float(data['total']))}, "
         f"logit of the model = {fmt(whole)}, off by {f'{off:.0e}' if off else '0'}"
     )
-    parts.append(_text(4, y + 17, words, look.ink, bold=True, size=SIZE + 1))
-    return document("".join(parts), width, y + 28, f"{title}: {words}.", theme)
+    parts.append(words(4, y + 17, said, look.ink, bold=True, size=TEXT + 1))
+    return document("".join(parts), width, y + 28, f"{title}: {said}.", theme)
 
 
 def _steps(name: str) -> list[tuple[str, int | None]]:
@@ -175,18 +169,18 @@ def _box(
 ) -> str:
     look = THEMES[theme]
     if name == "...":
-        return _text(x + box / 2, y + 16.5, "\u2026", look.mute, anchor="middle")
+        return words(x + box / 2, y + 16.5, "\u2026", look.mute, anchor="middle")
     node = {"site": name, "way": "", "pos": pos} if pos is not None else None
     said = f"{name} at position {pos}, {glyphs(tokens[pos])}" if pos is not None else f"{name} of the next sublayer"
     shape = {"x": x, "y": y, "width": box, "height": 27, "rx": 3, "fill": look.blank, "stroke": color}
-    first = _text(x + box / 2, y + 11.5, fit(name, box - 6, SIZE), look.ink, anchor="middle", idle=True)
+    first = words(x + box / 2, y + 11.5, fit(name, box - 6, TEXT), look.ink, anchor="middle", idle=True)
     if pos is None:
         return mark("rect", said, node, **shape) + first
-    under = fit(f"{glyphs(tokens[pos])} {pos}", box - 6, SIZE - 1)
+    under = fit(f"{glyphs(tokens[pos])} {pos}", box - 6, TEXT - 1)
     return (
         mark("rect", said, node, **shape)
         + first
-        + _text(x + box / 2, y + 22.5, under, look.mute, anchor="middle", size=SIZE - 1, idle=True)
+        + words(x + box / 2, y + 22.5, under, look.mute, anchor="middle", size=TEXT - 1, idle=True)
     )
 
 

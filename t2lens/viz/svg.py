@@ -11,7 +11,7 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,28 @@ import numpy as np
 from t2lens.viz.colors import FONT, THEMES, ThemeName, shade
 from t2lens.viz.labels import fmt
 
-__all__ = ["Plot", "document", "heat", "mark", "round_ticks", "row", "say", "text_width"]
+__all__ = [
+    "HEAD",
+    "TEXT",
+    "Plot",
+    "color_bar",
+    "document",
+    "fit",
+    "heading",
+    "heat",
+    "keys",
+    "mark",
+    "paragraph",
+    "round_ticks",
+    "row",
+    "say",
+    "text_width",
+    "words",
+    "wrap",
+]
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 34
-TEXT = 10.5  # points of tick labels
+TEXT, HEAD = 10.5, 13.0  # pixels of labels, and of titles
 
 
 # advance widths of printable ASCII in Helvetica and its equals (Arial, Liberation Sans), in thousandths of the size
@@ -63,6 +81,86 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
     return wide / 1000 * size * (1.07 if bold else 1.0)
 
 
+def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
+    """The text, or so much of its beginning, with an ellipsis, as fits into so many pixels."""
+    if text_width(text, size, bold=bold) <= width:
+        return text
+    while text and text_width(text + "\u2026", size, bold=bold) > width:
+        text = text[:-1]
+    return text + "\u2026"
+
+
+def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+    """The lines of a text no wider than so many pixels."""
+    lines: list[str] = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and text_width(longer, size, bold=bold) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [line for line in lines if line]
+
+
+def words(
+    x: float,
+    y: float,
+    text: str,
+    color: str,
+    *,
+    size: float = TEXT,
+    anchor: str = "start",
+    bold: bool = False,
+    upright: bool = False,
+    idle: bool = False,
+) -> str:
+    """A text element. upright: it reads from below; idle: the pointer reaches the mark under it."""
+    place = f'transform="translate({x:.1f} {y:.1f}) rotate(-90)"' if upright else f'x="{x:.1f}" y="{y:.1f}"'
+    more = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    more += ' font-weight="600"' if bold else ""
+    more += ' pointer-events="none"' if idle else ""
+    return f'<text {place} font-size="{size:g}" fill="{color}"{more}>{say(text)}</text>'
+
+
+def heading(title: str, theme: ThemeName) -> str:
+    """The title of a picture, on the first 24 pixels."""
+    return words(4, 18, title, THEMES[theme].ink, size=HEAD, bold=True) if title else ""
+
+
+def keys(
+    pairs: Sequence[tuple[str, str]], x0: float, y: float, width: float, ink: str, size: float = TEXT
+) -> tuple[str, float]:
+    """(colour, what it means) of each, in lines no wider than `width`, and the y of the last line."""
+    out, x = [], x0
+    for color, meaning in pairs:
+        wide = text_width(meaning, size) + 26
+        if x + wide > width and x > x0:
+            x, y = x0, y + 16
+        out.append(mark("rect", x=x, y=y, width=9.0, height=9.0, fill=color))
+        out.append(words(x + 13, y + 8.4, meaning, ink, size=size))
+        x += wide
+    return "".join(out), y
+
+
+def paragraph(
+    notes: Sequence[str], y: float, width: float, theme: ThemeName, size: float = TEXT, x: float = 4
+) -> tuple[str, float]:
+    """Notes below a picture, each from a line of its own, wrapped to `width`, and the y of the last line."""
+    lines = [line for note in notes for line in wrap(note, width - 2 * x, size)]
+    step = round(size * 1.32)
+    out = [words(x, y + step * (i + 1), line, THEMES[theme].mute, size=size) for i, line in enumerate(lines)]
+    return "".join(out), y + step * len(lines)
+
+
+def color_bar(color: Callable[[float], str], x: float, y: float, width: float, height: float = 8.0) -> str:
+    """The colours of fractions from 0 at the left to 1."""
+    n = 40
+    return "".join(
+        mark("rect", x=x + i * width / n, y=y, width=width / n + 0.4, height=height, fill=color((i + 0.5) / n))
+        for i in range(n)
+    )
+
+
 def mark(tag: str, tip: str = "", node: Mapping[str, Any] | None = None, **attributes: Any) -> str:
     """An element with its tip (lines of text) and the node of the maps it stands for, as data attributes."""
     data = {"tip": tip, **(node or {})} if tip else dict(node or {})
@@ -78,7 +176,8 @@ def document(body: str, width: float, height: float, about: str, theme: ThemeNam
     """A complete SVG file on its paper; about: what a screen reader says of it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" font-family="{FONT}" role="img" aria-label="{say(about)}">'
+        f'height="{height:.0f}" font-family="{FONT}" style="font-variant-numeric:tabular-nums" direction="ltr" '
+        f'role="img" aria-label="{say(about)}">'
         f'<rect class="paper" width="100%" height="100%" fill="{THEMES[theme].paper}"/>{body}</svg>'
     )
 
@@ -124,13 +223,10 @@ class Plot:
     # --- axes
     def _words(self, title: str, xlabel: str, ylabel: str) -> None:
         if title:
-            self.text(self.left, self.top - 8, title, size=11.5, color=self.look.ink, weight=600)
+            self.text(self.left, self.top - 8, title, size=11.5, color=self.look.ink, bold=True)
         middle = self.top + self.inner_h / 2
         if ylabel:
-            self.marks.append(
-                f'<text transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle" '
-                f'font-size="{TEXT}" fill="{self.look.mute}">{say(ylabel)}</text>'
-            )
+            self.marks.append(words(11, middle, ylabel, self.look.mute, anchor="middle", upright=True))
         if xlabel:
             self.text(self.left + self.inner_w / 2, self.height - 3, xlabel, anchor="middle")
         base = self.top + self.inner_h
@@ -143,18 +239,14 @@ class Plot:
         self,
         x: float,
         y: float,
-        words: str,
+        text: str,
         *,
         size: float = TEXT,
         color: str = "",
         anchor: str = "start",
-        weight: int = 400,
+        bold: bool = False,
     ) -> None:
-        bold = f' font-weight="{weight}"' if weight != 400 else ""
-        self.marks.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color or self.look.mute}" '
-            f'text-anchor="{anchor}"{bold}>{say(words)}</text>'
-        )
+        self.marks.append(words(x, y, text, color or self.look.mute, size=size, anchor=anchor, bold=bold))
 
     def yticks(self, values: Sequence[float] | None = None) -> Plot:
         """Ticks at round values (or at those given), with hairlines across."""
@@ -167,17 +259,15 @@ class Plot:
             self.text(self.left - 5, at + 3.5, fmt(value, 3), anchor="end")
         return self
 
-    def xticks(self, values: Sequence[float], words: Sequence[str] | None = None, *, turned: bool = False) -> Plot:
+    def xticks(self, values: Sequence[float], names: Sequence[str] | None = None, *, turned: bool = False) -> Plot:
         base = self.top + self.inner_h
         step = max(1, math.ceil(len(values) * 13 / max(self.inner_w, 1))) if turned else 1
-        for value, word in list(zip(values, words or [fmt(v, 3) for v in values], strict=True))[::step]:
+        for value, word in list(zip(values, names or [fmt(v, 3) for v in values], strict=True))[::step]:
             at = self.x(value)
             self.marks.append(f'<path d="M{at:.1f} {base}v3" stroke="{self.look.hair}"/>')
             if turned:
-                self.marks.append(
-                    f'<text transform="translate({at + 3.5:.1f} {base + 6}) rotate(-90)" text-anchor="end" '
-                    f'font-size="{TEXT - 1}" fill="{self.look.mute}">{say(word)}</text>'
-                )
+                place = {"size": TEXT - 1, "anchor": "end", "upright": True}
+                self.marks.append(words(at + 3.5, base + 6, word, self.look.mute, **place))
             else:
                 self.text(at, base + 14, word, anchor="middle")
         return self
@@ -207,10 +297,10 @@ class Plot:
         self.marks.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>')
         return self
 
-    def dots(self, xs: Any, ys: Any, color: str, words: Sequence[str] | None = None, *, radius: float = 2.8) -> Plot:
+    def dots(self, xs: Any, ys: Any, color: str, names: Sequence[str] | None = None, *, radius: float = 2.8) -> Plot:
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
             if np.isfinite(y):
-                hover = f"<title>{say(f'{words[i]}: ' if words else '')}{say(fmt(float(y)))}</title>"
+                hover = f"<title>{say(f'{names[i]}: ' if names else '')}{say(fmt(float(y)))}</title>"
                 self.marks.append(
                     f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}" fill="{color}">{hover}</circle>'
                 )
@@ -237,9 +327,9 @@ class Plot:
         )
         return self
 
-    def instead(self, words: str) -> Plot:
+    def instead(self, why: str) -> Plot:
         """Why there is nothing to draw."""
-        self.text(self.left + self.inner_w / 2, self.top + self.inner_h / 2, words, anchor="middle")
+        self.text(self.left + self.inner_w / 2, self.top + self.inner_h / 2, why, anchor="middle")
         return self
 
 

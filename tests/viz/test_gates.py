@@ -11,7 +11,7 @@ import pytest
 
 from t2lens.analysis import beta_curve, gate_spectrum, gate_tokens
 from t2lens.viz import gates
-from t2lens.viz.colors import regimes
+from t2lens.viz.colors import ink_on, regimes
 from tests.systems import tiny
 
 HOSTILE = ["<b>", "&amp;", '"', "\n", "\u202eabc", "\u05e9", "\x00"]
@@ -23,8 +23,14 @@ def found() -> Any:
     return data.assign_coords(token=("pos", np.array(HOSTILE, dtype=object)))
 
 
+def luminance(color: str) -> float:
+    """Relative, as WCAG 2 defines it for sRGB."""
+    parts = np.frombuffer(bytes.fromhex(color[1:]), np.uint8) / 255
+    return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+
 def contrast(a: str, b: str) -> float:
-    high, low = sorted((gates._luminance(a), gates._luminance(b)), reverse=True)
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -40,7 +46,7 @@ def test_every_picture_is_well_formed_with_any_tokens(theme: Any) -> None:
         gates.histogram(data, None, site="1.attn", theme=theme),
         gates.spectrum(gate_spectrum(model, [0, 1, 2]).dataset, site="1.attn", theme=theme),
         gates.curve(curve, 0.5, theme=theme),
-        gates.before_after(curve, 0.5, theme=theme),
+        gates.next_tokens(curve, 0.5, theme=theme),
     ]
     for svg in drawn:
         assert ET.fromstring(svg).tag.endswith("svg")
@@ -50,7 +56,7 @@ def test_every_picture_is_well_formed_with_any_tokens(theme: Any) -> None:
 @pytest.mark.parametrize("theme", THEMES)
 def test_tokens_are_legible_on_every_regime(theme: Any) -> None:
     for color in regimes(theme):
-        assert contrast(color, gates.ink_on(color)) >= 4.5
+        assert contrast(color, ink_on(color)) >= 4.5
 
 
 def test_marks_stand_for_their_nodes() -> None:

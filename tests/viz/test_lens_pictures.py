@@ -12,10 +12,10 @@ import pytest
 from t2lens.analysis import attribute_logits, continue_text, logit_lens, top_paths
 from t2lens.viz.colors import THEMES
 from t2lens.viz.labels import fmt
-from t2lens.viz.lens_grid import LENS, by_depth, fit, lens_grid, range_of, stream_grid, values_of, window
+from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
 from t2lens.viz.shares import path_strips, share_bars, shares_of
-from t2lens.viz.svg import text_width
+from t2lens.viz.svg import fit, text_width
 from tests.systems import tiny
 
 TOKENS = [1, 7, 3, 7, 9, 2, 4, 4, 8]
