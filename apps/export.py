@@ -117,7 +117,7 @@ def finding_downloads(
 
 
 def maps_downloads(traces: Sequence[Any], view: Mapping[str, Any], *, stem: str, look: Any = "light") -> list[Download]:
-    """The figure, numbers, a page and the trace files of the two-axis maps. view: quantity, depth, cell, head, way."""
+    """The figure, numbers, a page and the trace files of the two-axis maps. view: as `maps_picture` takes it."""
     from t2lens.viz.maps_picture import maps_picture
     from t2lens.viz.page import page
 
@@ -140,6 +140,8 @@ def maps_export(place: Any, sides: Sequence[Any], traces: Sequence[Any], follow:
     cell = state["cell"]
     view = {name: state[name] for name in ("quantity", "depth", "head", "way")}
     view["cell"] = (cell.panel, cell.pos, cell.site)
+    usual = {"compare": "both", "align": "left"}
+    view |= {key: state[key] for key in usual if state[key] not in (None, usual[key])}
     files = maps_downloads(traces, view, stem=stem("maps", *(side.name for side in sides)), look=theme())
     with place:
         export_menu(files, code=maps_code(sides, view, follow), key="export")

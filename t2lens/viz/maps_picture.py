@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,15 @@ from t2lens.analysis.quantities import attention_of, grid
 from t2lens.viz.charts import CELLS, sign, turned_labels
 from t2lens.viz.colors import THEMES, RampName, ThemeName, lut
 from t2lens.viz.labels import clip, fmt, glyphs
-from t2lens.viz.payload import DEPTH, depth_range, ordered_reads, quantity_range
+from t2lens.viz.maps_between import (
+    MINUS,
+    beside,
+    depth_difference,
+    grid_difference,
+    same_site,
+    sequence_difference,
+)
+from t2lens.viz.payload import DEPTH, alignment, depth_range, ordered_reads, quantity_range
 from t2lens.viz.raster import image
 from t2lens.viz.series import exact
 from t2lens.viz.svg import TEXT, Plot, document, mark, say, text_width, wrap
@@ -84,6 +92,8 @@ def maps_picture(
     cell: Chosen | None = None,
     way: str = "",
     head: str = "mean",
+    compare: Literal["both", "difference"] = "both",
+    align: Literal["left", "right"] = "left",
     theme: ThemeName = "light",
     width: int = 1440,
 ) -> str:
@@ -92,20 +102,37 @@ def maps_picture(
     Above, the quantity at every site and position, with the cross of the chosen node: where it looks in the sequence
     and what it reads from depth. Below, every read from depth at that position, and where that site looks.
 
-    quantity, depth, cell, way and head as in `t2lens.viz.payload.maps_payload`. ValueError for a choice that does not
-    exist.
+    quantity, depth, cell, way, head, compare and align as in `t2lens.viz.payload.maps_payload`: "difference" adds maps
+    of B - A, align says how two different prompts stand beside each other. ValueError for a choice that does not exist.
     """
     if not 1 <= len(traces) <= 2:
         raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
     if depth not in (*DEPTH, "share"):
         raise ValueError(f"Reads from depth are {', '.join(DEPTH)} and share, not {depth!r}.")
+    if compare not in ("both", "difference"):
+        raise ValueError(f"Maps stand beside each other (both) or with their difference (difference), not {compare!r}.")
+    if align not in ("left", "right"):
+        raise ValueError(f"Positions are aligned left or right, not {align!r}.")
     panel, pos, site = cell or (0, len(traces[0].tokens) - 1, "out")
     ones = [trace.of_way(way if way in trace.ways else None) for trace in traces]
-    places = [min(pos, len(one.tokens) - 1) for one in ones]
+    aligned = alignment([one.tokens for one in ones], align)
+    shift = aligned["shift"] if aligned else 0
+    places = beside([len(one.tokens) for one in ones], shift, panel, pos)
+    every = [[str(name) for name in one.dataset["read"].values] for one in ones]
+    sites = [site if i == panel else same_site(site, ["embed", *mine], every[panel]) for i, mine in enumerate(every)]
+    sites = [each or site for each in sites]
     reads = _depth_maps(ones, depth, places)
     sequence = _Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
-    looks = [_sequence_map(i, len(ones), one, site, head, sequence) for i, one in enumerate(ones)]
+    looks = [_sequence_map(i, len(ones), one, sites[i], head, sequence) for i, one in enumerate(ones)]
     grids = _grids(ones, quantity)
+    minus: list[_Map] = []  # of the grids, the reads and where they look
+    if compare == "difference" and len(ones) == 2:
+        same = sites[1] == same_site(sites[0], every[1], every[0], exact=True)
+        minus = [
+            grid_difference(grids[0], grids[1], shift),
+            depth_difference(reads[0], reads[1], (every[0], every[1])),
+            sequence_difference(looks[0], looks[1], shift, same),
+        ]
     look, parts, y = THEMES[theme], [], 30.0
     node = f"{site} at position {pos} \u201c{glyphs(ones[panel].tokens[pos])}\u201d of {'AB'[panel]}"
     prompts = list(dict.fromkeys(one.text or " ".join(one.tokens) for one in ones))
@@ -116,7 +143,8 @@ def maps_picture(
         y += 20
     parts.append(_text(MARGIN, y, f"Chosen: {node}.", TEXT + 0.5, look.mute))
     y += 18
-    each = (width - 2 * MARGIN - BAR_ROOM - GAP * (len(ones) - 1)) / len(ones) - LEFT
+    n_maps = len(ones) + bool(minus)
+    each = (width - 2 * MARGIN - BAR_ROOM * (1 + bool(minus)) - GAP * (n_maps - 1)) / n_maps - LEFT
     tall = max(_grid_height(one) for one in grids)
     below = 0.0
     for i, (one, drawn) in enumerate(zip(ones, grids, strict=True)):
@@ -125,31 +153,41 @@ def maps_picture(
         parts.append(_text(x, y + 13, _named(i, one, len(ones)), 12.5, look.ink, bold=True))
         parts.append(_badge(one, x + LEFT + each, y + 13, look))
         _cells(plot, drawn, theme)
-        if site in drawn.rows:
-            _cross(plot, drawn, places[i], site, looks[i], reads[i], theme, framed=i == panel)
+        if sites[i] in drawn.rows and (at := places[i]) is not None:
+            _cross(plot, drawn, at, sites[i], looks[i], reads[i], theme, framed=i == panel)
         _instead(plot, drawn)
         below = max(below, _labels(plot, drawn, "position", "site"))
         parts += plot.marks
-    parts.append(_bar(grids[0].scale, width - MARGIN - BAR_ROOM + 18, y + HEAD, tall, theme))
+    x = MARGIN + len(ones) * (each + LEFT + GAP)
+    parts.append(_bar(grids[0].scale, x - GAP + 18, y + HEAD, tall, theme))
+    if minus:
+        deep, made = _small(minus[0], x + BAR_ROOM - GAP, y, (each, tall), ("position", "site"), theme)
+        parts += [
+            made,
+            "" if minus[0].instead else _bar(minus[0].scale, width - MARGIN - BAR_ROOM + 18, y + HEAD, tall, theme),
+        ]
+        below = max(below, deep)
     y += HEAD + tall + below + 26
-    small, second = [*reads, *(looks if any(not one.instead for one in looks) else [])], 0.0
-    square = (width - 2 * MARGIN - 2 * BAR_ROOM - (LEFT + GAP) * len(small)) / len(small)
-    square = min(square, 330.0)
-    x = float(MARGIN)
-    for i, drawn in enumerate(small):
-        plot = _plot(x + LEFT, y + HEAD, square, square, drawn, theme)
-        parts.append(_text(x, y + 13, clip(drawn.name, int(square / 5.4)), 12, look.ink, bold=True))
-        _cells(plot, drawn, theme)
-        _instead(plot, drawn)
-        words = ("source" if depth == "weights" else "atom", "read") if i < len(ones) else ("key", "query")
-        second = max(second, _labels(plot, drawn, *words))
-        parts += plot.marks
-        x += LEFT + square + GAP
-        if i in (len(ones) - 1, len(small) - 1):
-            parts.append(_bar(drawn.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
-            x += BAR_ROOM - 10
-    y += HEAD + square + second + 24
-    for line in _captions(ones, grids, quantity):
+    some = looks if any(not one.instead for one in looks) else []
+    first = ("source" if depth == "weights" else "atom", "read")
+    groups = [(reads + minus[1:2], first), ((some + minus[2:]) if some else [], ("key", "query"))]
+    # with the differences there is a row for each axis
+    lines = [[group] for group in groups if group[0]] if minus else [[group for group in groups if group[0]]]
+    for line in lines:
+        n = sum(len(drawn) for drawn, _ in line)
+        square = (width - 2 * MARGIN - 2 * BAR_ROOM - (LEFT + GAP) * n) / n
+        square, x, deepest = min(square, 330.0), float(MARGIN), 0.0
+        for drawn, words in line:
+            for k, each_map in enumerate(drawn):
+                deep, made = _small(each_map, x, y, (square, square), words, theme)
+                parts.append(made)
+                deepest = max(deepest, deep)
+                x += LEFT + square + GAP
+                if k == len(ones) - 1 or (k == len(ones) and not each_map.instead):
+                    parts.append(_bar(each_map.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
+                    x += BAR_ROOM - 10
+        y += HEAD + square + deepest + 24
+    for line in _captions(ones, grids, quantity, aligned, minus):
         for text in wrap(line, width - 2 * MARGIN, TEXT):
             parts.append(_text(MARGIN, y, text, TEXT, look.bad if "FAILED" in line else look.mute))
             y += 14
@@ -196,7 +234,7 @@ def _grids(ones: Sequence[Any], quantity: str) -> list[_Map]:
     return maps
 
 
-def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int]) -> list[_Map]:
+def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int | None]) -> list[_Map]:
     key = "contribution" if depth == "share" else depth
     shared = depth_range(key, ones)
     label = "share of contributions" if depth == "share" else shared["label"].lower()
@@ -205,17 +243,18 @@ def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int]) -> list[
     ramp: RampName = "both" if signed else "warm"
     scale = _Scale(label=f"{label}, root scale", low=-high if signed else 0.0, high=high, ramp=ramp, warp="root")
     maps = []
-    for i, (one, pos) in enumerate(zip(ones, places, strict=True)):
+    for i, (one, place) in enumerate(zip(ones, places, strict=True)):
+        pos, alone = place or 0, f"no position of {'AB'[i]} stands beside the chosen one" if place is None else ""
         names, values, blank = [], np.zeros((1, 1)), np.ones((1, 1), bool)
         rows = [str(name) for name in one.dataset["read"].values]
-        if DEPTH[key][0] in one.dataset:
+        if DEPTH[key][0] in one.dataset and not alone:
             names, every = ordered_reads(one.dataset, key, one.source_atoms)
             blank, values = np.asarray(np.isnan(every).all(axis=-1)), every[:, :, pos]
             if depth == "share":
                 values = values / np.nansum(values, axis=1, keepdims=True)
         maps.append(
             _Map(
-                name=_lettered(i, len(ones), f"reads from depth at position {pos}"),
+                name=_lettered(i, len(ones), "reads from depth" + ("" if alone else f" at position {pos}")),
                 values=values,
                 blank=blank,
                 rows=rows if names else [""],
@@ -225,7 +264,7 @@ def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int]) -> list[
                 ),
                 node=lambda r, _, rows=rows, pos=pos: {"site": rows[r], "pos": pos},
                 scale=scale,
-                instead="" if names else f"this system has no {label}",
+                instead="" if names else alone or f"this system has no {label}",
             )
         )
     return maps
@@ -270,6 +309,17 @@ def _plot(x: float, y: float, width: float, height: float, drawn: _Map, theme: T
 def _y(plot: Plot, drawn: _Map, r: float) -> float:
     rows = drawn.values.shape[0]
     return plot.top + plot.inner_h * (r / rows if drawn.down else 1 - r / rows)
+
+
+def _small(
+    drawn: _Map, x: float, y: float, size: tuple[float, float], words: tuple[str, str], theme: ThemeName
+) -> tuple[float, str]:
+    """A map without a cross, below its name: the pixels that the names of its columns take, and its SVG."""
+    plot = _plot(x + LEFT, y + HEAD, *size, drawn, theme)
+    name = _text(x, y + 13, clip(drawn.name, int(size[0] / 5.4)), 12, THEMES[theme].ink, bold=True)
+    _cells(plot, drawn, theme)
+    _instead(plot, drawn)
+    return _labels(plot, drawn, *words), name + "".join(plot.marks)
 
 
 def _place(plot: Plot, drawn: _Map, r: int, c: int) -> tuple[float, float, float, float]:
@@ -411,7 +461,9 @@ def _badge(one: Any, x: float, y: float, look: Any) -> str:
     return _text(x, y, words, 11, look.bad if failed else look.good, anchor="end")
 
 
-def _captions(ones: Sequence[Any], grids: Sequence[_Map], quantity: str) -> list[str]:
+def _captions(
+    ones: Sequence[Any], grids: Sequence[_Map], quantity: str, aligned: dict[str, Any] | None, minus: Sequence[_Map]
+) -> list[str]:
     """What is shown, n, what is left out, the range, and what must be said of the traces."""
     scale, about = grids[0].scale, grid(ones[0], quantity).quantity
     counts = " and ".join(str(int((~one.blank).sum())) for one in grids)
@@ -424,6 +476,12 @@ def _captions(ones: Sequence[Any], grids: Sequence[_Map], quantity: str) -> list
         "Arms of the cross: left, where the node looks in the sequence (none: it reads only its own position); "
         "down, what it reads from depth."
     )
+    if aligned and aligned["text"]:
+        lines.append(aligned["text"])
+    if len(ones) > 1 and grids[0].rows != grids[1].rows:
+        lines.append("A and B have different sites: they meet at the same relative depth.")
+    if minus:
+        lines.append(f"{MINUS}: each map has a symmetric range of its own; what only one of them has is blank.")
     for i, one in enumerate(ones):
         words = " ".join(one.notices)
         failed = [check.name for check in one.verify() if not check.passed]

@@ -1,0 +1,98 @@
+"""Two traces beside each other in the picture of the maps: which position and site of one meets which of the other, and
+the map of the difference B - A. The same rules as in the page (panel.js, between.js)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from t2lens.viz.labels import fmt
+
+__all__ = ["MINUS", "beside", "depth_difference", "grid_difference", "same_site", "sequence_difference"]
+
+MINUS = "B \u2212 A"
+
+
+def beside(n_pos: Sequence[int], shift: int, panel: int, pos: int) -> list[int | None]:
+    """The position that stands beside `pos` of `panel` in every panel, where there is one: p of A meets p + shift of
+    B."""
+    places = [pos + shift * (i - panel) for i in range(len(n_pos))]
+    return [at if 0 <= at < n else None for at, n in zip(places, n_pos, strict=True)]
+
+
+def same_site(site: str, mine: Sequence[str], other: Sequence[str], *, exact: bool = False) -> str | None:
+    """The site among `mine` that meets a site of `other`: of its name where both have as many layers, else of its kind
+    at the same relative depth. exact: None where there is none, in place of one that stands in for it."""
+    layers, theirs = _layers(mine), _layers(other)
+    if "." not in site or layers == theirs:
+        name = site
+    else:
+        layer, kind = site.split(".")
+        level = int(np.floor(int(layer) / max(1, theirs - 1) * (layers - 1) + 0.5))
+        name = f"{level}.{kind}"
+        if name not in mine and not exact:
+            name = f"{level}.attn"
+    return name if name in mine else None if exact else "out"
+
+
+def grid_difference(a: Any, b: Any, shift: int) -> Any:
+    """B - A of two grids of one quantity, on the coordinates of A."""
+    rows = [_index(b.rows, same_site(site, b.rows, a.rows, exact=True)) for site in a.rows]
+    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
+    return _difference(a, b, rows, _shifted(a, b, shift), why, "site {row}\npos {at} {column}")
+
+
+def depth_difference(a: Any, b: Any, sites: tuple[Sequence[str], Sequence[str]]) -> Any:
+    """B - A of what is read from depth at one position of each, by the names of the sources. sites: of A and B."""
+    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
+    if not why and _layers(sites[0]) != _layers(sites[1]):
+        why = "A and B differ in depth, so the same source stands at other depths"
+    if not why and not {name for name in a.columns if name != "embed"} & set(b.columns):
+        why = "the sources of A and B have different names; the mixing matrix compares them by atom"
+    rows, columns = [_index(b.rows, name) for name in a.rows], [_index(b.columns, name) for name in a.columns]
+    return _difference(a, b, rows, columns, why, "read {row}\ntakes from {column}")
+
+
+def sequence_difference(a: Any, b: Any, shift: int, same: bool) -> Any:
+    """B - A of sequence attention. same: whether both maps are of the same site."""
+    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
+    why = why or ("" if same else "A and B show sites that are not the same")
+    at = _shifted(a, b, shift)
+    return _difference(a, b, at, at, why, "query {down} {row}\nkey {at} {column}")
+
+
+def _difference(a: Any, b: Any, rows: Sequence[int], columns: Sequence[int], why: str, words: str) -> Any:
+    if why:
+        values, blank = np.zeros((1, 1)), np.ones((1, 1), bool)
+        nothing = replace(a, name=MINUS, values=values, blank=blank, rows=[""], columns=[""])
+        return replace(nothing, instead=f"No difference. {why[:1].upper()}{why[1:]}.")
+    take = np.ix_(rows, columns)  # -1 takes the last, which is then blank
+    values = b.values[take].astype(float) - a.values.astype(float)
+    alone = (np.array(rows) < 0)[:, None] | (np.array(columns) < 0)[None, :]
+    blank = a.blank | b.blank[take] | alone
+    there = values[np.isfinite(values) & ~blank]
+    top = float(np.abs(there).max()) if there.size else 0.0
+    label = f"{MINUS}: {a.scale.label.removesuffix(', root scale')}, root scale"
+    scale = replace(a.scale, label=label, low=-(top or 1.0), high=top or 1.0, ramp="both", warp="root", above=0)
+
+    def tip(r: int, c: int) -> str:
+        place = words.format(row=a.rows[r], column=a.columns[c], at=c, down=r)
+        return f"{place}\n{MINUS}: {fmt(float(values[r, c]), 5)}"
+
+    return replace(a, name=MINUS, values=values, blank=blank, tip=tip, scale=scale, instead="")
+
+
+def _shifted(a: Any, b: Any, shift: int) -> list[int]:
+    n = len(b.columns)
+    return [c + shift if 0 <= c + shift < n else -1 for c in range(len(a.columns))]
+
+
+def _index(names: Sequence[str], name: str | None) -> int:
+    return list(names).index(name) if name is not None and name in names else -1
+
+
+def _layers(sites: Sequence[str]) -> int:
+    return 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
