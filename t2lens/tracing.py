@@ -174,7 +174,8 @@ class Trace:
         """Write the two-axis maps, of this trace or of two side by side, as .svg, .png or .pdf.
 
         view: quantity, depth, cell, way, head, compare, align, theme and width, as
-        `t2lens.viz.maps_picture.maps_picture` takes them; by default what shows most of this system. ValueError for another ending or a choice that does not exist.
+        `t2lens.viz.maps_picture.maps_picture` takes them; by default what shows most of this system. ValueError for
+        another ending or a choice that does not exist.
         """
         from t2lens.viz.maps_picture import maps_picture
         from t2lens.viz.page import first_view
