@@ -21,7 +21,6 @@ from t2lens.viz.svg import HEAD, color_bar, document, keys, mark, paragraph, tex
 __all__ = ["SIZE", "kind_colors", "map_picture"]
 
 SIZE, LINE, GAP, STRIP = 10.0, 13, 14, 4  # pixels: labels, lines of notes, between maps, strips of kinds
-_FADED = 0.5  # opacity of what is no choice of the system
 
 
 def kind_colors(theme: ThemeName = "light") -> dict[str, str]:
