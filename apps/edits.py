@@ -13,6 +13,7 @@ import streamlit as st
 
 from t2lens.apps.state import PROMPT_LIMIT
 from t2lens.edits import Edit, edits_from_json
+from t2lens.text import is_text
 
 __all__ = [
     "Entries",
@@ -50,6 +51,8 @@ def entries(text: str) -> Entries:
         listed = listed["edits"] if "format" in listed and "edits" in listed else [listed]
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise ValueError("The edits are a list of objects, each with a target and an operation.")
+    if not is_text(json.dumps(listed, ensure_ascii=False)):
+        raise ValueError("The edits hold half a character (a surrogate without its other half), which is no text.")
     return listed
 
 

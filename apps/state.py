@@ -30,6 +30,7 @@ __all__ = [
     "one_of",
     "parse_url",
     "passages",
+    "quote",
     "read_cell",
     "read_pick",
     "text",
@@ -170,7 +171,7 @@ def parse_url(
             return parameter.read(params[name])
         except ValueError as error:
             shown = f"; showing {parameter.default}" if parameter.default not in ("", None) else ""
-            notices.append(f"The link asks for {name} = {_quote(params[name])}, {error}{shown}.")
+            notices.append(f"The link asks for {name} = {quote(params[name])}, {error}{shown}.")
             return parameter.default
 
     a = read(one_of("model_a", models, default.model_a), "a")
@@ -184,7 +185,7 @@ def parse_url(
     if "node" in params:
         cell = parse_cell(params["node"])
         if cell is None:
-            notices.append(f"The link asks for node = {_quote(params['node'])}; a node reads like A:7:5.mlp.")
+            notices.append(f"The link asks for node = {quote(params['node'])}; a node reads like A:7:5.mlp.")
     selection = Selection(
         model_a=a,
         model_b=b,
@@ -268,7 +269,7 @@ def fit_cell(cell: Cell | None, tokens: Sequence[int], sites: Sequence[Sequence[
         fitted = replace(fitted, pos=last)
     if cell.site not in sites[fitted.panel]:
         near = get_close_matches(cell.site, sites[fitted.panel], n=1) or ["out"]
-        notices.append(f"There is no site {_quote(cell.site)} in this model; showing {near[0]}.")
+        notices.append(f"There is no site {quote(cell.site)} in this model; showing {near[0]}.")
         fitted = replace(fitted, site=near[0])
     return fitted, notices
 
@@ -280,5 +281,8 @@ def limit_prompt(prompt: str) -> tuple[str, list[str]]:
     return prompt[:PROMPT_LIMIT], [f"The prompt has {len(prompt)} characters; only the first {PROMPT_LIMIT} are read."]
 
 
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
+def quote(value: Any) -> str:
+    """A value from outside, as a sentence shows it: short, and with nothing in it that is no text."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 40 else text[:40] + "..."
+    return repr(text) if isinstance(value, str) else text

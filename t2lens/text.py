@@ -14,7 +14,21 @@ from t2lens.sublayers import DecodingCache
 if TYPE_CHECKING:
     from t2lens.config import ModelConfig
 
-__all__ = ["TextInterface", "TokenizerLike", "number_tensor"]
+__all__ = ["TextInterface", "TokenizerLike", "is_text", "number_tensor"]
+
+
+def is_text(value: str) -> bool:
+    """Whether a str can be written as UTF-8, as all text can: JSON can spell half a character, which cannot.
+
+    Example:
+        >>> is_text("a"), is_text(chr(0xD800))
+        (True, False)
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class TokenizerLike(Protocol):
@@ -82,6 +96,8 @@ class TextInterface:
     def _encode(self, text: str, prepend_bos: bool = True) -> list[int]:
         if not isinstance(text, str):
             raise TypeError(f"Expected a text, got {type(text).__name__}.")
+        if not is_text(text):
+            raise ValueError("The text holds half a character (a surrogate without its other half), which no token is.")
         tokenizer = self._tokenizer()
         return ([tokenizer.bos_id] if prepend_bos and tokenizer.bos_id is not None else []) + tokenizer.encode(text)
 

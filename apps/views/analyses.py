@@ -13,8 +13,9 @@ from t2lens.apps.components.picture import picture
 from t2lens.apps.export import export_menu, finding_downloads, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.snippets import analysis_code
-from t2lens.apps.state import OVER, PROMPT_LIMIT, one_of, passages, text
+from t2lens.apps.state import OVER, PROMPT_LIMIT, one_of, passages, quote, text
 from t2lens.apps.words import tell
+from t2lens.text import is_text
 from t2lens.viz.findings import cell
 from t2lens.viz.pictures import picture_of
 
@@ -28,7 +29,7 @@ GROUPS = {
 
 
 def analyses(frame: Frame) -> None:
-    entry, options, n = _controls()
+    entry, options, n = _controls(frame.first)
     made = []
     for side in frame.sides:
         try:
@@ -47,12 +48,13 @@ def analyses(frame: Frame) -> None:
         export_menu(files, code=code, key="export")
 
 
-def _controls() -> tuple[Analysis, dict[str, Any], int]:
+def _controls(first: bool) -> tuple[Analysis, dict[str, Any], int]:
     titles = {entry.key: f"{entry.group}: {entry.title}" for entry in ANALYSES}
     left, right = st.columns([2.6, 10])
     key = left.selectbox("Analysis", list(titles), format_func=titles.__getitem__, key="analysis")
     entry = next(each for each in ANALYSES if each.key == key)
-    asked = _options(st.session_state["analysis_options"])
+    asked, untaken = _options(entry, st.session_state["analysis_options"])
+    tell(untaken if first else [])  # later they may be those of the analysis before
     options: dict[str, Any] = {}
     n = 0
     with right.form(f"form-{entry.key}", border=False):
@@ -74,13 +76,45 @@ def _controls() -> tuple[Analysis, dict[str, Any], int]:
     return entry, chosen, n
 
 
-def _options(written: str) -> dict[str, Any]:
-    """The options of a link; nothing where they are no object."""
+def _options(entry: Analysis, written: str) -> tuple[dict[str, Any], list[str]]:
+    """The options of a link that this analysis can take, and a sentence for each that it cannot.
+
+    >>> _options(ANALYSES[0], '{"pos": 3, "by": "word"}')
+    ({'pos': 3}, ["The link asks for the option 'by' = 'word', which this analysis cannot take; its default holds."])
+    """
     try:
         read = json.loads(written or "{}")
     except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
+        read = None
+    if not isinstance(read, dict):
+        return {}, ["The options of the link are no JSON object; the defaults hold."]
+    known = {option.name: option for option in entry.options}
+    good = {name: value for name, value in read.items() if name in known and _fits(known[name], value)}
+    return good, [
+        f"The link asks for the option {quote(name)} = {quote(value)}, which this analysis cannot take; its default "
+        "holds."
+        for name, value in read.items()
+        if name not in good
+    ][:5]
+
+
+def _fits(option: Option, value: Any) -> bool:
+    """Whether a value from outside is one that the widget of this option can show."""
+    if option.kind == "flag":
+        return type(value) is bool
+    if option.kind == "choice":
+        return value in option.choices
+    if option.kind == "position":
+        return type(value) is int and abs(value) <= FARTHEST
+    if option.kind == "count":
+        return type(value) is int and 0 <= value <= option.most
+    if option.kind == "number":
+        return type(value) in (int, float) and abs(value) <= FARTHEST  # which NaN is not
+    return isinstance(value, str) and len(value) <= PROMPT_LIMIT and is_text(value)
+
+
+FARTHEST = 1_000_000
+"""Beyond any position and any temperature."""
 
 
 def _widget(column: Any, option: Option, entry: Analysis, asked: Any) -> Any:
@@ -91,14 +125,13 @@ def _widget(column: Any, option: Option, entry: Analysis, asked: Any) -> Any:
     if option.kind == "choice":
         at = option.choices.index(value) if value in option.choices else 0
         return column.selectbox(label, option.choices, index=at, help=option.help, key=key)
-    number = value if type(value) in (int, float) else option.default
     if option.kind in ("position", "count"):
-        whole = None if number is None else int(number)
-        return column.number_input(label, value=whole, step=1, help=option.help, key=key)
+        low, high = (0, option.most) if option.kind == "count" else (-FARTHEST, FARTHEST)
+        return column.number_input(label, low, high, value, step=1, help=option.help, key=key)
     if option.kind == "number":
-        return column.number_input(label, value=number, help=option.help, key=key, format="%g")
-    said = value if isinstance(value, str) else ""
-    return column.text_input(label, value=said, max_chars=PROMPT_LIMIT, help=option.help, key=key)
+        number, high = None if value is None else float(value), float(FARTHEST)
+        return column.number_input(label, -high, high, number, help=option.help, key=key, format="%g")
+    return column.text_input(label, value=value or "", max_chars=PROMPT_LIMIT, help=option.help, key=key)
 
 
 # --- a finding -------------------------------------------------------------------------------------------------------

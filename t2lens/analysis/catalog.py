@@ -20,7 +20,8 @@ class Option:
 
     kind: "position" (an index into the sequence, negative from the end), "read" (name of a read, "3.attn.q"), "site",
     "token" (the text of one token), "text" (a second prompt), "word" (any text), "count" (a whole number), "number",
-    "flag", or "choice" of `choices`. default: what holds when it is left out; None: the function's own default.
+    "flag", or "choice" of `choices`. default: what holds when it is left out; None: the function's own default. most:
+    of a count, what a page asks for at most, where more would keep other visitors waiting.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Option:
     help: str
     default: Any = None
     choices: tuple[str, ...] = ()
+    most: int = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,8 @@ _PATCHING = (
         help="Prompts of different lengths: left, right, or clean:corrupted positions as 0:0,2:3.",
     ),
 )
-_SEED = Option(name="seed", kind="count", help="Of the bootstrap intervals.", default=0)
+_SEEDS = 2**32 - 1
+_SEED = Option(name="seed", kind="count", help="Of the bootstrap intervals.", default=0, most=_SEEDS)
 
 
 _BY = Option(
@@ -155,10 +158,10 @@ ANALYSES: tuple[Analysis, ...] = (
         what="The next tokens, and for each its probability, rank, the likeliest others and the entropy.",
         function="t2lens.analysis.continuation:continue_text",
         options=(
-            Option(name="n", kind="count", help="How many tokens are added at most.", default=20),
+            Option(name="n", kind="count", help="How many tokens are added at most.", default=20, most=256),
             Option(name="temperature", kind="number", help="0 takes the likeliest; otherwise samples.", default=0.0),
             Option(name="top_k", kind="count", help="Sample among so many of the likeliest only."),
-            Option(name="seed", kind="count", help="Of the samples.", default=0),
+            Option(name="seed", kind="count", help="Of the samples.", default=0, most=_SEEDS),
             Option(name="top", kind="count", help="How many of the likeliest are kept at each step.", default=5),
         ),
     ),
@@ -176,9 +179,9 @@ ANALYSES: tuple[Analysis, ...] = (
                 help="Depth weights or coefficients of atoms (default: what the system has).",
                 choices=("source", "mixing"),
             ),
-            Option(name="n_shuffles", kind="count", help="How often every text is shuffled.", default=1),
+            Option(name="n_shuffles", kind="count", help="How often every text is shuffled.", default=1, most=20),
             Option(name="n_boot", kind="count", help="Draws of sequences for the intervals.", default=200),
-            Option(name="seed", kind="count", help="Of shuffles and draws.", default=0),
+            Option(name="seed", kind="count", help="Of shuffles and draws.", default=0, most=_SEEDS),
         ),
     ),
     Analysis(
@@ -203,7 +206,7 @@ ANALYSES: tuple[Analysis, ...] = (
             Option(name="pos", kind="position", help="Which position predicts; -1 is the last.", default=-1),
             Option(name="token", kind="token", help="The token; left out: the likeliest next one."),
             Option(name="against", kind="token", help="Another token: follow the logit difference to it."),
-            Option(name="n", kind="count", help="How many paths are listed.", default=20),
+            Option(name="n", kind="count", help="How many paths are listed.", default=20, most=1000),
             Option(name="max_expansions", kind="count", help="How many leaves are followed on at most.", default=200),
             Option(
                 name="by_position", kind="flag", help="An atom at two positions is two nodes of a path.", default=True
@@ -369,7 +372,7 @@ ANALYSES: tuple[Analysis, ...] = (
                 default="all",
                 choices=("all", "position"),
             ),
-            Option(name="steps", kind="count", help="Steps of the grid from 0 to 2.", default=20),
+            Option(name="steps", kind="count", help="Steps of the grid from 0 to 2.", default=20, most=200),
             Option(name="top", kind="count", help="How many of the likeliest tokens of each point.", default=8),
         ),
         systems=("ddl",),

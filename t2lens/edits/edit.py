@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2lens.edits.words import sentence
 from t2lens.hooks.names import nearest_names
+from t2lens.text import is_text
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -28,6 +29,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "pattern": ("zero", "zero_renormalise", "scale", "one", "window"),
     "hook": _VALUES,
 }
+_FARTHEST = 2**31 - 1  # beyond any text, head and vocabulary
 _TAKES = {  # which targets a field can stand with
     "name": ("gate", "hook"),
     "way": ("depth_weight", "depth_score", "read", "gate"),
@@ -133,6 +135,8 @@ class Edit:
         for name in ("site", "name", "way"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"An edit's {name} must be a text, not {_kind(getattr(self, name))}.")
+        for name in ("site", "name", "way", "sources", "prompt"):
+            _check_text(name, getattr(self, name))
         if self.site is None:
             self._keep("site", "")
         if self.sources is not None:
@@ -267,6 +271,12 @@ def _one_of(what: str, value: Any, choices: tuple[str, ...], where: str = "", hi
         raise ValueError(f"{value!r} is no {what}{where}{near(value, choices)}{also}")
 
 
+def _check_text(what: str, value: Any) -> None:
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, str) and not is_text(each):
+            raise ValueError(f"An edit has half a character in its {what} (a surrogate without its other half).")
+
+
 def _distinct(what: str, values: Any) -> None:
     if not len(values):
         raise ValueError(f"An edit's {what} are empty; leave them out to mean all of them.")
@@ -282,6 +292,8 @@ def _whole_numbers(what: str, value: Any, *, from_end: bool, repeats: bool) -> t
     values = [value] if isinstance(value, int) else value
     if not isinstance(values, list | tuple | range) or not all(type(each) is int for each in values):
         raise TypeError(f"An edit's {what} must be whole numbers, not {_kind(value)}.")
+    if any(abs(each) > _FARTHEST for each in values):
+        raise ValueError(f"An edit's {what} must be at most {_FARTHEST} in size.")
     if not from_end and any(each < 0 for each in values):
         raise ValueError(f"An edit's {what} must not be negative, as {min(values)} is.")
     if not repeats:

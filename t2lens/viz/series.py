@@ -145,7 +145,10 @@ def axis(data: Any, name: str) -> Axis:
 
 def _is_token_of(data: Any, name: str) -> bool:
     """Whether the coordinate `token` says what stands at each place: elsewhere it may be a list of tokens."""
-    return "token" in data.coords and len(data["token"].dims) == 1 and data.sizes[data["token"].dims[0]] == data.sizes[name] and data["token"].dims[0] in _POSITIONS
+    if "token" not in data.coords or data["token"].ndim != 1:
+        return False
+    (dim,) = data["token"].dims
+    return dim in _POSITIONS and data.sizes[dim] == data.sizes[name]
 
 
 def _nodes(data: Any, name: str, own: np.ndarray) -> tuple[dict[str, Any], ...]:

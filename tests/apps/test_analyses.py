@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 import t2lens
-from t2lens.analysis.catalog import ANALYSES, analysis
+from t2lens.analysis.catalog import ANALYSES, Analysis, Option, analysis
 from t2lens.apps import loaders
-from t2lens.apps.views.analyses import GROUPS
+from t2lens.apps.views.analyses import GROUPS, _options
 from tests.apps.pages import open_page as open_on
 from tests.apps.pages import texts, url
 
@@ -73,6 +74,50 @@ def test_a_link_from_a_stranger_falls_back_with_notices() -> None:
     assert not app.exception
     assert "The link asks for a = '<script>'" in texts(app) and "did you mean lens?" in texts(app)
     assert len(app.dataframe) == 1
+
+
+def hostile(option: Option) -> list[Any]:
+    """What a link can ask of an option that it cannot be."""
+    never = [float("nan"), float("inf"), 1e99, 10**30, -(10**30), [1], {"a": 1}, "\ud800"]
+    also = {
+        "flag": [1, "x"],
+        "choice": [True, 0, "no such choice"],
+        "position": [True, 0.5, "x", 2**53],
+        "count": [True, 0.5, -1, "x", option.most + 1],
+        "number": [True, "x"],
+    }
+    return never + also.get(option.kind, [True, 0])
+
+
+EVERY = [(entry, option) for entry in ANALYSES for option in entry.options]
+
+
+@pytest.mark.parametrize(("entry", "option"), EVERY, ids=[f"{entry.key}.{option.name}" for entry, option in EVERY])
+def test_options_that_cannot_be_are_named_and_left_out(entry: Analysis, option: Option) -> None:
+    for value in hostile(option):
+        written = json.dumps({option.name: value})
+        found, notices = _options(entry, written)
+        assert found == {} and len(notices) == 1 and repr(option.name) in notices[0], value
+        notices[0].encode()
+        assert len(notices[0]) < 250
+
+
+def test_a_hostile_option_shows_its_default_and_a_notice() -> None:
+    for given in (1e99, float("nan"), 2**53, True):
+        app = open_page(a="standard", b="none", prompt=PROMPT, analysis_options=json.dumps({"pos": given}))
+        assert not app.exception
+        assert app.number_input("logits-pos").value == -1
+        assert "'pos'" in texts(app) and "analysis_options" not in url(app)
+    app = open_page(a="standard", b="none", prompt=PROMPT, analysis_options='{"token": "\\ud800"}')
+    assert not app.exception and app.text_input("logits-token").value == ""
+    app = open_page(a="standard", b="none", prompt=PROMPT, analysis_options="[" * 1900)
+    assert not app.exception and "no JSON object" in texts(app)
+
+
+def test_tokens_of_a_list_are_not_those_of_the_prompt() -> None:
+    """The most frequent tokens have means of their own; they are not what stands at positions."""
+    app = open_page(a="standard", b="none", prompt="the king the king the king", analysis="statistics")
+    assert not app.exception
 
 
 def test_options_of_a_link_are_taken_and_kept() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from t2lens.apps.edits import entries
 from t2lens.apps.state import (
     PROMPT_LIMIT,
     Cell,
@@ -166,3 +167,10 @@ def test_a_cell_outside_the_traces_is_moved_inside() -> None:
         [],
     )
     assert fit_cell(None, [5, 4], SITES) == (Cell(panel=0, pos=4, site="out"), [])
+
+
+def test_edits_of_a_link_are_text() -> None:
+    for given in ('[{"target": "\\ud800"}]', '{"\\udc00": 1}'):
+        with pytest.raises(ValueError, match="half a character"):
+            entries(given)
+    assert entries('[{"target": "\\ud83d\\ude00"}]') == [{"target": "\U0001f600"}]

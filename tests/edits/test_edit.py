@@ -119,6 +119,11 @@ BAD = [
     ({"target": "pattern", "operation": "window", "site": "0.attn", "value": 1, "keys": [0]}, "takes no keys"),
     ({"target": "pattern", "operation": "scale", "site": "0.attn", "value": [1, 2]}, "scaled by one number"),
     ({"target": "head", "operation": "zero", "site": "0.attn", "heads": [-1]}, "heads must not be negative, as -1"),
+    ({**ATOM, "positions": [10**30]}, "positions must be at most 2147483647 in size"),
+    ({**ATOM, "positions": [-(2**31)]}, "positions must be at most 2147483647 in size"),
+    ({**ATOM, "operation": "patch", "prompt": "\ud800 x"}, "half a character in its prompt"),
+    ({"target": "hook", "operation": "zero", "name": "\udfff"}, "half a character in its name"),
+    ({**WEIGHT, "operation": "zero", "sources": ["\ud800"]}, "half a character in its sources"),
     ({"target": "hook", "operation": "zero"}, "gives the name of the hook point and no site"),
     ({"target": "hook", "operation": "zero", "name": "hook_embed", "site": "embed"}, "and no site"),
 ]

@@ -25,7 +25,7 @@ from t2lens.viz.colors import FONT, THEMES, lut
 from t2lens.viz.maps_picture import maps_picture
 from t2lens.viz.pictures import no_difference, pair, picture, picture_of
 from t2lens.viz.raster import encode_png, figure_bytes, save_figure, to_png
-from t2lens.viz.series import series
+from t2lens.viz.series import axis, series
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = ["<script>alert(1)</script>", "\u05e9\u05dc\u05d5\u05dd", "\U0001f600", "a&b\"'", "\x00\x1b[31m", "\n"]
@@ -317,3 +317,10 @@ def test_every_chart_of_an_analysis_is_drawn() -> None:
     for i in range(len(made.charts)):
         numbers = [said(mark) for mark in marks(picture(made, i))]
         np.testing.assert_array_equal(numbers, made[made.charts[i].variable].values.ravel())
+
+
+def test_a_list_of_tokens_is_not_what_stands_at_positions() -> None:
+    own = finding().dataset
+    data = own.drop_vars("token").assign_coords(token=np.array(["the"] * own.sizes["pos"], dtype=object))
+    for tokens in (data, data.isel(token=slice(2))):  # as long as the prompt, and not
+        assert axis(tokens, "pos").words == tuple(str(i) for i in range(own.sizes["pos"]))
