@@ -84,7 +84,10 @@ Object.assign(View.prototype, {
   cross(ctx, g, p, row, pos) {
     const { ink, paper } = this.colors,
       mid = g.x + (pos + 0.5) * g.cw,
-      w = Math.max(g.cw, 11),
+      // arms are narrower than their cells where there is room, so that what the cells themselves show stays in sight
+      w = g.cw < 18 ? Math.max(g.cw, 11) : Math.round(0.56 * g.cw),
+      tall = g.ch < 12 ? g.ch : Math.round(0.56 * g.ch),
+      inset = Math.round((g.ch - tall) / 2),
       warm = this.lut.warm,
       notes = [];
     const frame = (x, y, a, b) => {
@@ -99,7 +102,7 @@ Object.assign(View.prototype, {
     if (p.looks(p.rows[row]) && p.seen(p.rows[row], pos)) {
       const first = Math.max(0, pos + 1 - (p.windows[p.rows[row]] || pos + 1)),
         best = [];
-      frame(g.x + first * g.cw - 0.5, level(row) - 0.5, (pos + 1 - first) * g.cw + 1, g.ch + 1);
+      frame(g.x + first * g.cw - 0.5, level(row) + inset - 0.5, (pos + 1 - first) * g.cw + 1, tall + 1);
       // where several cells share a pixel, the arm shows the largest weight: a mean would hide a single key
       const [by] = this.blocks(g);
       for (let k = first; k <= pos; k += by) {
@@ -110,10 +113,11 @@ Object.assign(View.prototype, {
           if (!(v >= each) && (j === k || Number.isFinite(each))) v = each;
         }
         const s = this.shadeWeight(v),
-          [x, y, a, b] = this.rect(g, k, row);
+          [x, , a] = this.rect(g, k, row),
+          y = level(row) + inset;
         ctx.fillStyle = s === "nan" ? paper : css(warm[s]);
-        ctx.fillRect(x, y, Math.max(a, Math.ceil(by * g.cw)), b);
-        if (s === "nan") this.hatch(ctx, x, y, a, b);
+        ctx.fillRect(x, y, Math.max(a, Math.ceil(by * g.cw)), tall);
+        if (s === "nan") this.hatch(ctx, x, y, a, tall);
       }
       for (const [v, k] of best.sort((a, b) => b[0] - a[0]).slice(0, 4))
         if (v >= 0.08 && k < pos)

@@ -49,7 +49,7 @@ class Maps:
         self.canvas(name).hover(position={"x": x, "y": y})
         return self.page.locator(".t2l .tip").text_content().split("\n")
 
-    def pixel(self, name: str, column: int, row: int, down: float = 0.3) -> tuple[int, int, int]:
+    def pixel(self, name: str, column: int, row: int, down: float = 0.2) -> tuple[int, int, int]:
         """Colour inside a cell, above its middle (there may be a dot)."""
         x, y = self.at(name, column, row)
         y -= down * self.geometry(name)["ch"]
