@@ -19,6 +19,7 @@ from t2lens.edits.choices import (
     targets_of,
     ways_at,
 )
+from t2lens.model import Transformer
 from t2lens.viz.labels import glyphs
 
 __all__ = ["build", "from_node"]
@@ -56,7 +57,7 @@ def from_node(cell: Cell | None) -> None:
         st.session_state["build_site"], st.session_state["build_positions"] = cell.site, [cell.pos]
 
 
-def build(model: Any, tokens: Sequence[str], cell: Cell) -> Edit:
+def build(model: Transformer, tokens: Sequence[str], cell: Cell) -> Edit:
     """Draw the fields, which begin at the site of `cell`, and return the edit that they describe.
 
     ValueError, TypeError or KeyError, one sentence each, where it is none yet."""

@@ -17,6 +17,7 @@ import streamlit as st
 
 from t2lens.analysis.export import to_csv, to_json
 from t2lens.apps.snippets import maps_code
+from t2lens.viz.colors import ThemeName
 from t2lens.viz.labels import clip
 
 __all__ = [
@@ -64,7 +65,7 @@ def figures(label: str, name: str, svg: Callable[[], str]) -> list[Download]:
     ]
 
 
-def theme() -> Any:
+def theme() -> ThemeName:
     """ "light" or "dark", as the reader's page is."""
     return st.context.theme.type or "light"
 
@@ -93,7 +94,7 @@ def export_menu(downloads: Sequence[Download], *, code: str = "", key: str, labe
 
 
 def finding_downloads(
-    findings: Sequence[Any], names: Sequence[str], *, stem: str, code: str = "", look: Any = "light"
+    findings: Sequence[Any], names: Sequence[str], *, stem: str, code: str = "", look: ThemeName = "light"
 ) -> list[Download]:
     """Figures of every chart, tables and arrays, and one page, of one or two findings; stem: how files begin."""
     from t2lens.viz.finding_page import finding_page
@@ -116,7 +117,9 @@ def finding_downloads(
     return [*found, Download("One page (HTML)", f"{stem}.html", page)]
 
 
-def maps_downloads(traces: Sequence[Any], view: Mapping[str, Any], *, stem: str, look: Any = "light") -> list[Download]:
+def maps_downloads(
+    traces: Sequence[Any], view: Mapping[str, Any], *, stem: str, look: ThemeName = "light"
+) -> list[Download]:
     """The figure, numbers, a page and the trace files of the two-axis maps. view: as `maps_picture` takes it."""
     from t2lens.viz.maps_picture import maps_picture
     from t2lens.viz.page import page

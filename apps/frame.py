@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import streamlit as st
 
+from t2lens import Trace
+from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
 from t2lens.apps.edits import active
 from t2lens.apps.gallery import PROMPT, VIEW, gallery
@@ -34,6 +36,9 @@ from t2lens.apps.writing import go_on, grow
 from t2lens.readout import NEXT
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
+
+
+T = TypeVar("T")
 
 
 class Refusal(ValueError):
@@ -73,11 +78,11 @@ class Side:
         """Where a node of this side can stand, from the embedding up."""
         return ["embed", *(site.name for site in self.loaded.model.sites)]
 
-    def trace(self, follow: str | int = NEXT) -> Any:
+    def trace(self, follow: str | int = NEXT) -> Trace:
         """The trace of the prompt, which follows a token. Refusal: this prompt, these edits or this token cannot be."""
         return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits, follow))
 
-    def analyse(self, key: str, options: dict[str, Any] | None = None, *, passages: int = 0) -> Any:
+    def analyse(self, key: str, options: dict[str, Any] | None = None, *, passages: int = 0) -> Finding:
         """The finding of an analysis of the catalog, on the prompt or on so many bundled passages. Refusal: what this
         model, prompt or option cannot give."""
         given = passages or self.prompt
@@ -87,7 +92,7 @@ class Side:
         """What this side cannot show, with its name before it."""
         return Refusal(f"{self.letter}, {self.name}: {sentence}")
 
-    def _sentence(self, make: Callable[[], Any]) -> Any:
+    def _sentence(self, make: Callable[[], T]) -> T:
         try:
             return make()
         except (ValueError, TypeError, KeyError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.analysis.finding import Finding
 from t2lens.apps.frame import Frame, Refusal, Side
 from t2lens.apps.snippets import generation_code
 from t2lens.apps.state import Parameter, one_of, whole
@@ -120,9 +121,10 @@ def _begin(frame: Frame, side: Side) -> None:
         state["cannot_write"] = str(error)
 
 
-def _writing(side: Side, finding: Any, state: Any, frame: Frame) -> Writing:
+def _writing(side: Side, finding: Finding, state: Any, frame: Frame) -> Writing:
     model = side.loaded.model
     before = model.to_tokens(side.prompt)[0].tolist()
+    assert model.tokenizer is not None  # the dashboard takes no model without one
     ids = finding["id"].values.tolist()
     texts = [side.prompt + model.tokenizer.decode(ids[: k + 1]) for k in range(len(ids))]
     # what is half a character, or other tokens when it is read again, waits for the tokens that come after it

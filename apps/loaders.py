@@ -24,12 +24,14 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 import t2lens
 from t2lens import analysis as analyses
 from t2lens.analysis.catalog import analysis
+from t2lens.analysis.finding import Finding
 from t2lens.analysis.under_edits import check_under_edits
 from t2lens.apps.memory import Memory
 from t2lens.apps.state import CLEAN, NO_MODEL
 from t2lens.apps.uploads import Folder
 from t2lens.checks import Verification
 from t2lens.edits import edited, read_edits
+from t2lens.model import Transformer
 from t2lens.readout import NEXT
 from t2lens.zoo.registry import BUNDLED, WEIGHTS
 from t2lens.zoo.text import sample_texts
@@ -79,17 +81,17 @@ class Loaded:
 
     name: str
     weights_hash: str
-    model: Any
-    _idle: list[Any] = field(default_factory=list, repr=False, compare=False)
+    model: Transformer
+    _idle: list[Transformer] = field(default_factory=list, repr=False, compare=False)
 
     @contextmanager
-    def twin(self) -> Iterator[Any]:
+    def twin(self) -> Iterator[Transformer]:
         """The model with hook points of its own and the same weights, for one run; kept for the next one."""
         model = self._idle.pop() if self._idle else self._another()
         yield model  # after an error its hooks may be in doubt, and it is dropped
         self._idle.append(model)
 
-    def _another(self) -> Any:
+    def _another(self) -> Transformer:
         shared = [*self.model.parameters(), *self.model.buffers(), self.model.tokenizer]
         return copy.deepcopy(self.model, {id(each): each for each in shared})
 
@@ -169,12 +171,12 @@ def load(name: str) -> Loaded:
     return _load(name, _weights_hash(name), _address=address(name))
 
 
-def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT) -> Any:
+def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT) -> t2lens.Trace:
     """The trace of a prompt, under edits in JSON where there are any, that follows a token as `t2lens.trace` does.
     ValueError, TypeError or KeyError, one sentence each, for edits that the model cannot do, and for no token of it."""
     edits = edits.strip()
 
-    def run() -> Any:
+    def run() -> t2lens.Trace:
         with loaded.twin() as model:
             name = f"{loaded.name}, edited" if edits else loaded.name
             n_pos, cfg = len(model.to_tokens(prompt)[0]), model.cfg
@@ -185,12 +187,12 @@ def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT
     return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits, follow), run)
 
 
-def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Any:
+def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Finding:
     """The finding of an analysis of the catalog on a prompt, or on so many bundled passages, within the edited model
     where there are edits."""
     edits = edits.strip()
 
-    def run() -> Any:
+    def run() -> Finding:
         input = sample_texts(given) if isinstance(given, int) else given
         with loaded.twin() as model:
             wanted = read_edits(edits or ())
@@ -213,10 +215,10 @@ def verification(loaded: Loaded) -> Verification:
     return _VERIFIED.setdefault(loaded.weights_hash, found)
 
 
-def edit_change(loaded: Loaded, prompt: str, edits: str, pos: int) -> Any:
+def edit_change(loaded: Loaded, prompt: str, edits: str, pos: int) -> Finding:
     """`t2lens.analysis.edit_change` of a prompt after position `pos`."""
 
-    def run() -> Any:
+    def run() -> Finding:
         with loaded.twin() as model:
             return analyses.edit_change(model, prompt, edits or (), pos=pos)
 

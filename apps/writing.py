@@ -12,6 +12,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.analysis.finding import Finding
 from t2lens.apps.state import Cell
 
 __all__ = ["Writing", "chosen", "go_on", "grow", "stop", "take_back"]
@@ -36,7 +37,7 @@ class Writing:
     texts: tuple[str, ...]
     counts: tuple[int, ...]
     pos: tuple[int, ...]
-    finding: Any
+    finding: Finding
     said: str
     notices: tuple[str, ...]
     code: str

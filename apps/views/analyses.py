@@ -21,12 +21,6 @@ from t2lens.viz.pictures import picture_of
 
 __all__ = ["PAGE"]
 
-GROUPS = {
-    "attribution": "what each write contributed to a prediction",
-    "routes": "which routes through depth matter, and what moves them",
-    "gates": "what the gates of Deep Delta Learning do",
-}
-
 
 def analyses(frame: Frame) -> None:
     entry, options, n = _controls(frame.first)

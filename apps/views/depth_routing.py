@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
+from t2lens import Trace
+from t2lens.analysis.finding import Finding
 from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
@@ -52,7 +54,7 @@ class _Shown:
     """A side, the position of the node in its prompt (or none), its map and what goes with it, or why there is none."""
 
     side: Side
-    trace: Any
+    trace: Trace
     pos: int | None
     shown: DepthMap | None = None
     refused: str = ""
@@ -115,7 +117,7 @@ def _with_map(each: _Shown, state: Any) -> _Shown:
         return replace(each, refused=str(error))
 
 
-def map_of(side: Side, trace: Any, pos: int | None, chosen: Any) -> DepthMap:
+def map_of(side: Side, trace: Trace, pos: int | None, chosen: Any) -> DepthMap:
     """The map that is chosen, of one side; chosen: the page's own choices. Refusal where it cannot be."""
     over, what = chosen["routing_over"], chosen["routing_what"]
     stat = chosen["routing_stat"]
@@ -129,11 +131,11 @@ def map_of(side: Side, trace: Any, pos: int | None, chosen: Any) -> DepthMap:
     return of_profile(finding, what, stat, where=OVER[over])
 
 
-def _profile_of(side: Side, over: str, start: bool) -> Any:
+def _profile_of(side: Side, over: str, start: bool) -> Finding:
     return side.analyse("profile", {"start": bool(start)}, passages=passages(over))
 
 
-def _of_corpus(side: Side, trace: Any, what: str, stat: str) -> DepthMap:
+def _of_corpus(side: Side, trace: Trace, what: str, stat: str) -> DepthMap:
     if what != "weights":
         raise side.refusal(
             f"of the whole corpus there are statistics of own depth weights alone; choose these, or {OVER['32']}."

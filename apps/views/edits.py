@@ -6,6 +6,7 @@ from typing import Any
 
 import streamlit as st
 
+from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
 from t2lens.apps.components.picture import picture
 from t2lens.apps.edit_form import build, from_node
@@ -18,6 +19,7 @@ from t2lens.apps.state import PROMPT_LIMIT, Cell
 from t2lens.apps.words import plain, tell, why
 from t2lens.edits import edits_to_json, read_edits
 from t2lens.edits.presets import presets
+from t2lens.model import Transformer
 from t2lens.viz.change import kl_strip, next_tokens
 from t2lens.viz.labels import glyphs
 
@@ -42,7 +44,7 @@ def editing(frame: Frame) -> None:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-def _builder(model: Any, tokens: list[str]) -> None:
+def _builder(model: Transformer, tokens: list[str]) -> None:
     cell: Cell = st.session_state["cell"]
     with st.container(key="builder"):
         title, node = st.columns([2.2, 1.2], vertical_alignment="center")
@@ -84,7 +86,7 @@ def _here() -> Entries:
 # --- the list --------------------------------------------------------------------------------------------------------
 
 
-def _listed(model: Any) -> None:
+def _listed(model: Transformer) -> None:
     listed = _here()
     if refused := st.session_state.pop("edits_refused", ""):
         tell([refused])
@@ -119,7 +121,7 @@ def _listed(model: Any) -> None:
             )
 
 
-def _one(model: Any, i: int, entry: dict[str, Any], n: int) -> None:
+def _one(model: Transformer, i: int, entry: dict[str, Any], n: int) -> None:
     acts, words, moves = st.columns([0.35, 5, 1.9], vertical_alignment="center")
     key = f"acts-{i}"
     st.session_state[key] = not muted(entry)
@@ -177,7 +179,7 @@ def _effect(side: Side) -> None:
             st.text(note)
 
 
-def _told(finding: Any, side: Side) -> list[str]:
+def _told(finding: Finding, side: Side) -> list[str]:
     """What the reader of the edited numbers must know, without the sentences of the list."""
     said = [edit.describe() for edit in read_edits(side.edits)]
     return [each for each in finding.notes[1:] if each not in said and not each.startswith("Loss on the prompt")]

@@ -22,7 +22,7 @@ from t2lens.apps.snippets import analysis_code
 from t2lens.apps.state import OVER, Parameter, one_of, passages
 from t2lens.apps.words import tell
 from t2lens.viz import gates as draw
-from t2lens.viz.colors import regimes
+from t2lens.viz.colors import ThemeName, regimes
 from t2lens.viz.ddl_report import report
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.pictures import picture as chart_picture
@@ -51,7 +51,7 @@ class Focus:
     """A side with gates, and the node that is looked at in it. tokens: the finding of its prompt."""
 
     side: Side
-    tokens: Any
+    tokens: Finding
     site: str
     pos: int
 
@@ -109,7 +109,7 @@ def _beside(focused: list[Focus], show: Callable[[Focus], None]) -> None:
 # --- what is chosen --------------------------------------------------------------------------------------------------
 
 
-def _focused(frame: Frame, able: list[Side], found: dict[str, Any]) -> list[Focus]:
+def _focused(frame: Frame, able: list[Side], found: dict[str, Finding]) -> list[Focus]:
     """The chosen node in every side: the same sublayer, or the one at the same relative depth; the position as the two
     prompts are aligned."""
     at, cell = places(frame), frame.state["cell"]
@@ -266,7 +266,7 @@ def _slider(focus: Focus, *, beside: bool) -> tuple[float, str]:
     return float(beta), str(at)
 
 
-def _curve(focus: Focus, at: str) -> Any:
+def _curve(focus: Focus, at: str) -> Finding:
     return focus.side.analyse("gates-curve", _curve_options(focus, at))
 
 
@@ -274,7 +274,7 @@ def _curve_options(focus: Focus, at: str) -> dict[str, Any]:
     return {"site": focus.site, "pos": focus.pos, "at": at, "steps": STEPS}
 
 
-def _spectrum(focus: Focus) -> Any:
+def _spectrum(focus: Focus) -> Finding:
     return focus.side.analyse("gates-spectrum", {"pos": focus.pos})
 
 
@@ -379,7 +379,7 @@ def _export(frame: Frame, focused: list[Focus]) -> None:
         export_menu(found, code=code, key="gates-export")
 
 
-def _picture_of(each: Focus, what: str, *, by: str, at: str, beta: float, look: Any) -> str:
+def _picture_of(each: Focus, what: str, *, by: str, at: str, beta: float, look: ThemeName) -> str:
     data: dict[str, Any] = {"site": each.site, "theme": look}
     if what == "map":
         return draw.gate_map(each.tokens.dataset, pos=each.pos, by=by, title=f"{each.head}: beta", **data)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
+from t2lens import Trace
+from t2lens.analysis.finding import Finding
 from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
@@ -17,6 +19,7 @@ from t2lens.apps.nodes import move, places
 from t2lens.apps.snippets import analysis_code, generation_code
 from t2lens.apps.state import flag, one_of, text
 from t2lens.apps.words import section, tell
+from t2lens.model import Transformer
 from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
@@ -53,9 +56,9 @@ class _Drawn:
     """What the page shows, to take home: pictures by name, and findings with how they were asked for."""
 
     pictures: dict[str, str] = field(default_factory=dict)
-    findings: dict[str, tuple[Side, str, dict[str, Any], Any]] = field(default_factory=dict)
+    findings: dict[str, tuple[Side, str, dict[str, Any], Finding]] = field(default_factory=dict)
 
-    def ask(self, side: Side, key: str, options: dict[str, Any]) -> Any:
+    def ask(self, side: Side, key: str, options: dict[str, Any]) -> Finding:
         """The finding of an analysis of a side. Refusal: it cannot give it."""
         found = side.analyse(key, options)
         self.findings[f"{key}-{side.letter}"] = (side, key, options, found)
@@ -94,7 +97,7 @@ def lens(frame: Frame) -> None:
 # --- what is looked at -----------------------------------------------------------------------------------------------
 
 
-def _views(frame: Frame, traces: list[Any]) -> list[View]:
+def _views(frame: Frame, traces: list[Trace]) -> list[View]:
     """The sides at the chosen position. Says what cannot be, and leaves that side out."""
     state = st.session_state
     positions = places(frame)
@@ -148,7 +151,7 @@ def _likeliest(side: Side, pos: int) -> str:
     return side.loaded.model.to_str_tokens([int(best)])[0]
 
 
-def _view(side: Side, trace: Any, pos: int, likeliest: str | None) -> View:
+def _view(side: Side, trace: Trace, pos: int, likeliest: str | None) -> View:
     state, model, ids = st.session_state, side.loaded.model, trace.token_ids
     follow, against = state["lens_follow"], _read_token(model, state["lens_against"])
     if follow == "next" and trace.causal and pos + 1 < len(ids):
@@ -161,7 +164,7 @@ def _view(side: Side, trace: Any, pos: int, likeliest: str | None) -> View:
     return View(side=side, pos=pos, token=token, target=None if follow == "next" else token, against=against)
 
 
-def _read_token(model: Any, given: str | None) -> int | None:
+def _read_token(model: Transformer, given: str | None) -> int | None:
     """The id of what was typed, where the sign of a space stands for one. ValueError: not one token."""
     if not given:
         return None
@@ -188,7 +191,7 @@ def _mount(drawn: _Drawn, svg: str, key: str, panel: int, width: int = WIDTH) ->
     picture(svg, key=key, panel=panel, width=width)
 
 
-def _findings(views: list[View], make: Callable[[View], Any]) -> tuple[list[View], list[Any]]:
+def _findings(views: list[View], make: Callable[[View], Finding]) -> tuple[list[View], list[Finding]]:
     """The views that can give it, and what they give; of the others it is said why not."""
     there, found, notices = [], [], []
     with st.spinner("Running ...", show_time=True):
@@ -261,7 +264,7 @@ def _target(view: View) -> dict[str, Any]:
     return {} if view.target is None else {"target": view.target}
 
 
-def _streams(finding: Any, color: str, pos: int) -> tuple[float, float]:
+def _streams(finding: Finding, color: str, pos: int) -> tuple[float, float]:
     return range_of(color, [finding.dataset[f"stream_{LENS[color].variable}"].isel(pos=pos).values.astype(float)])
 
 

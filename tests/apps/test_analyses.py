@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 import t2lens
 from t2lens.analysis.catalog import ANALYSES, Analysis, Option, analysis
 from t2lens.apps import loaders
-from t2lens.apps.views.analyses import GROUPS, _options
+from t2lens.apps.views.analyses import _options
 from tests.apps.pages import open_page as open_on
 from tests.apps.pages import texts, url
 
@@ -20,11 +20,6 @@ PROMPT = "the king saw the <b>&"
 
 def open_page(**params: str) -> AppTest:
     return open_on("analyses", **params)
-
-
-def test_every_analysis_stands_on_a_page() -> None:
-    assert {entry.group for entry in ANALYSES} == set(GROUPS)
-    assert len({entry.key for entry in ANALYSES}) == len(ANALYSES)
 
 
 def test_a_page_shows_the_numbers_of_the_function() -> None:
