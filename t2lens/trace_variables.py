@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from t2lens.residual import Read, by_way
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["ATTENTION", "depth_weights", "edit_effect", "followed_variables", "variables_of"]
+__all__ = ["ATTENTION", "Account", "account_of", "depth_weights", "edit_effect", "followed_variables", "variables_of"]
 
 ATTENTION = (("sequence_attention", "attn"), ("local_attention", "local"))
 """Variables of attention over positions, and the kind of sublayer that each is of."""
@@ -29,6 +30,52 @@ def _array(x: Tensor) -> np.ndarray:
     return (x if x.dtype == torch.float64 else x.float()).detach().cpu().numpy()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What every read is made of: one walk over the record, from which the variables and their checks are taken.
+
+    mixing, length: [read, pos, atom], NaN for atoms not written before the read, and where an edit replaced what is
+    carried. off: name of a check -> the largest error of what is summed, relative to the read; without "mixing" where
+    coefficients are no numbers. last: contributions [A, 1, T, D] of the last read.
+    """
+
+    mixing: np.ndarray
+    length: np.ndarray
+    off: dict[str, float]
+    last: Tensor
+
+
+def account_of(model: Transformer, record: ForwardRecord, form: str, touched: Marks, dtype: Any) -> Account:
+    residual, n_pos = model.residual, record.atoms[0].shape[1]
+    mixing = np.full((len(model.reads), n_pos, len(model.atoms)), np.nan, dtype)
+    length, code, last = mixing.copy(), residual.linear_form(form), torch.empty(0)
+    off = {"recombination": 0.0}
+    atoms = None
+    if code.scalar():
+        off["mixing"] = 0.0
+        written = [code.atom(step.out, step.gates) for step in record.steps if step.out is not None]
+        atoms = torch.stack([record.atoms[0], *written])
+
+    def worse(check: str, whole: Tensor, read: Read) -> None:
+        # a read as its contributions must give it: before an edit of the read itself
+        made = (record.made if read.name in touched.reads else record.reads)[read.name]
+        error = float((whole - made).abs().max() / made.abs().max().clamp(min=1e-30))
+        off[check] = error if not error <= off[check] else off[check]  # keeps NaN, which `max` may drop
+
+    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
+        if read.name not in touched.lost:
+            there = read.site.seen + 1  # atoms written before this read
+            mixing[i][:, :there] = _array(row[:there, 0].T)
+            if atoms is not None:
+                worse("mixing", torch.einsum("abt,abtd->btd", row[: len(atoms)], atoms), read)
+    for i, (read, last) in enumerate(contributions_by_read(residual, record, form)):
+        if read.name not in touched.lost:
+            there = read.site.seen + 1
+            length[i][:, :there] = _array(last[:there, 0].norm(dim=-1).T)
+            worse("recombination", last.sum(dim=0), read)
+    return Account(mixing=mixing, length=length, off=off, last=last)
+
+
 def variables_of(
     model: Transformer,
     record: ForwardRecord,
@@ -36,9 +83,9 @@ def variables_of(
     logits: Tensor,
     patterns: dict[str, Tensor],
     form: str,
-    touched: Marks,
-) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
-    """(variables, coordinates, contributions [A, 1, T, D] of the last read)"""
+    account: Account,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(variables, coordinates)"""
     residual, n_pos = model.residual, tokens.shape[1]
     sources = model.source_order()
     reads = [read.name for read in model.reads]
@@ -48,15 +95,6 @@ def variables_of(
     for i, read in enumerate(model.reads):
         columns = [sources.index(s.name) for s in residual.sources(read.site)]
         weight[i][:, columns] = _array(own[read.name][0]) if read.name in own else 1.0
-    mixing = np.full((len(reads), n_pos, len(model.atoms)), np.nan, dtype)
-    length = mixing.copy()
-    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
-        there = 0 if read.name in touched.lost else read.site.seen + 1  # atoms written before this read
-        mixing[i][:, :there] = _array(row[:there, 0].T)
-    share = torch.empty(0)
-    for i, (read, share) in enumerate(contributions_by_read(residual, record, form)):
-        there = 0 if read.name in touched.lost else read.site.seen + 1
-        length[i][:, :there] = _array(share[:there, 0].norm(dim=-1).T)
     logprob = logits[0].double().log_softmax(dim=-1)
     top = logprob.topk(min(_TOP, logprob.shape[-1]), dim=-1)
     loss = np.full(n_pos, np.nan)
@@ -71,10 +109,10 @@ def variables_of(
         ),
         "mixing": (
             ("read", "pos", "atom"),
-            mixing,
+            account.mixing,
             {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"},
         ),
-        "contribution_norm": (("read", "pos", "atom"), length, {"unit": "stream"}),
+        "contribution_norm": (("read", "pos", "atom"), account.length, {"unit": "stream"}),
         "residual_norm": (
             ("read", "pos"),
             np.stack([_array(record.reads[name][0].norm(dim=-1)) for name in reads]),
@@ -130,7 +168,7 @@ def variables_of(
         "key": np.arange(n_pos),
         "layer": np.arange(model.cfg.n_layers),
     }
-    return out, coords, share
+    return out, coords
 
 
 def edit_effect(edited: Tensor, clean: Tensor) -> np.ndarray:

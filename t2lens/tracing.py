@@ -15,9 +15,17 @@ from torch import Tensor
 from t2lens.checks import Check, Verification
 from t2lens.edits import Edit, Marks, check, edited, marks, read_edits
 from t2lens.files import read_arrays, write_arrays
-from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.mixing import ForwardRecord
 from t2lens.readout import Followed
-from t2lens.trace_variables import ATTENTION, depth_weights, edit_effect, followed_variables, variables_of
+from t2lens.trace_variables import (
+    ATTENTION,
+    Account,
+    account_of,
+    depth_weights,
+    edit_effect,
+    followed_variables,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -275,7 +283,8 @@ def trace(
     followed = None if follow is None else Followed.of(model, tokens[0], follow)
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
-    variables, coords, last = variables_of(model, record, tokens, logits, patterns, form, touched)
+    account = account_of(model, record, form, touched, np.float64 if logits.dtype == torch.float64 else np.float32)
+    variables, coords = variables_of(model, record, tokens, logits, patterns, form, account)
     for variable, kind in ATTENTION if heads == "mean" else ():
         if variable in variables:
             variables[variable][2]["mean_of"] = max(n for name_, n in counts.items() if name_.split(".")[2] == kind)
@@ -284,7 +293,7 @@ def trace(
         effect = np.stack([edit_effect(record.reads[read][0], clean[read][0]) for read in reads])
         variables["edit_effect"] = (("read", "pos"), effect, {"meaning": "|edited - clean| / |clean| of the read"})
     if followed is not None:
-        found = followed_variables(model, record, logits, followed, last, touched)
+        found = followed_variables(model, record, logits, followed, account.last, touched)
         variables, coords = variables | found[0], coords | found[1]
     strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])
     coords["token"] = ("pos", np.array(strings, dtype=object))
@@ -301,7 +310,7 @@ def trace(
         "edits": [edit.to_dict() for edit in wanted],
         "follow": None if followed is None else followed.text,
         "source_atoms": {r.name: {s.name: list(s.atoms) for s in residual.sources(r.site)} for r in model.reads},
-        "checks": Verification(tuple(_checks(model, record, logits, form, touched))).to_list(),
+        "checks": Verification(tuple(_checks(model, record, logits, account, touched))).to_list(),
     }
     return Trace(xr.Dataset(variables, coords=coords), meta)
 
@@ -356,44 +365,26 @@ def source_order(model: Transformer) -> list[str]:
     return model.source_order()
 
 
-def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str, touched: Marks) -> list[Check]:
+def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, account: Account, touched: Marks) -> list[Check]:
     residual = model.residual
     limit = LIMITS[logits.dtype]
-
-    def relative(a: Tensor, b: Tensor) -> float:
-        return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
-
-    def made(name: str) -> Tensor:
-        """A read as its contributions must give it: before an edit of the read itself."""
-        return (record.made if name in touched.reads else record.reads)[name]
-
     some = " before the edit of the stream" if touched.lost else ""
-    worst_sum, worst_mix = 0.0, 0.0
-    share = torch.empty(0)
-    for read, share in contributions_by_read(residual, record, form):
-        if read.name not in touched.lost:
-            worst_sum = _worst(worst_sum, relative(share.sum(dim=0), made(read.name)))
-    what = f"contributions of every read{some} sum to the recorded read (relative)"
-    checks = [Check("recombination", worst_sum, limit, what)]
-    code = residual.linear_form(form)
-    if code.scalar():
-        written = [code.atom(step.out, step.gates) for step in record.steps if step.out is not None]
-        atoms = torch.stack([record.atoms[0], *written])
-        for read, row in mixing_by_read(residual, record, form):
-            if read.name not in touched.lost:
-                whole = (row[: len(atoms), ..., None] * atoms).sum(dim=0)
-                worst_mix = _worst(worst_mix, relative(whole, made(read.name)))
-        what = f"the mixing matrix applied to the atoms gives every read{some} (relative)"
-        checks.append(Check("mixing", worst_mix, limit, what))
+    words = {
+        "recombination": f"contributions of every read{some} sum to the recorded read (relative)",
+        "mixing": f"the mixing matrix applied to the atoms gives every read{some} (relative)",
+    }
+    checks = [Check(name, account.off[name], limit, what) for name, what in words.items() if name in account.off]
     # the final norm's scale is recorded, so logits are linear in the last contributions
     if model.unembed.is_linear and not touched.readout and "out" not in touched.lost:
         used = record.reads["out"].double()
-        parts = torch.cat([share.double(), (used - made("out").double()).unsqueeze(0)])  # last: what an edit added
+        made = (record.made if "out" in touched.reads else record.reads)["out"].double()
+        parts = torch.cat([account.last.double(), (used - made).unsqueeze(0)])  # last: what an edit added
         # the shares of every token at every position would be a large tensor, and their sum is linear
         whole = model.normed_shares(parts, used).sum(dim=0) @ model.W_U.double() + model.logit_bias.double()
         of = "per-atom shares, the edit's share" if "out" in touched.reads else "per-atom shares"
         what = f"logits are the sum of {of} and the bias (relative)"
-        checks.append(Check("logit shares", relative(whole, logits.double()), limit, what))
+        error = (whole - logits.double()).abs().max() / logits.double().abs().max().clamp(min=1e-30)
+        checks.append(Check("logit shares", float(error), limit, what))
     if residual.weights_sum_to_one:
         own = {name: w for name, w in depth_weights(model, record).items() if name not in touched.weights}
         most = max([float((w.double().sum(-1) - 1).abs().max()) for w in own.values()], default=0.0)  # or none mixes
@@ -407,8 +398,3 @@ def _checks(model: Transformer, record: ForwardRecord, logits: Tensor, form: str
     finite = float(sum(int((~x.isfinite()).sum()) for x in (*record.reads.values(), logits)))
     checks.append(Check("finite", finite, 0.0, "number of NaN or infinite entries in reads and logits"))
     return checks
-
-
-def _worst(a: float, b: float) -> float:
-    """max that keeps NaN, which `max` may drop."""
-    return b if not b <= a else a
