@@ -60,7 +60,7 @@ def before_after(
     for x, anchor, rest in ((left - 5, "end", before), (right + 5, "start", after)):
         body.append(words(x, y, f"{max(1 - float(rest[order].sum()), 0.0):.3f}", look.mute, anchor=anchor))
     body.append(words(width / 2, y, "all others", look.mute, anchor="middle"))
-    return document("".join(body), width, y + 10, f"{title}: likeliest tokens, {names[0]} and {names[1]}.", theme)
+    return document("".join(body), width, y + 10, f"Likeliest next tokens, {names[0]} and {names[1]}. {title}.", theme)
 
 
 def next_tokens(finding: Any, *, theme: ThemeName = "light", width: int = 560) -> str:
