@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 
@@ -14,8 +15,12 @@ _SMALLER = {"effects": {"n_layers": 2}, "store": {"n_sequences": 8, "d_model": 3
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_suites_run(suite):
-    with closing(SUITES[suite](pairs=2, **_SMALLER.get(suite, {}))) as running:
-        ratios = list(islice(running, 3))
+    def run():
+        with closing(SUITES[suite](pairs=2, **_SMALLER.get(suite, {}))) as running:
+            return list(islice(running, 3))
+
+    with ThreadPoolExecutor(1) as thread:  # of its own: a browser of other tests may be open in this one
+        ratios = thread.submit(run).result()
     assert len({ratio.name for ratio in ratios}) == 3
     assert all(0 < ratio.low <= ratio.median <= ratio.high and ratio.seconds > 0 for ratio in ratios)
 

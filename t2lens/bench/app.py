@@ -227,5 +227,5 @@ def _resident(pid: int) -> float:
 
 def _share(name: str, values: Sequence[float], limit: float, shown: str = "") -> Ratio:
     shares = sorted(value / limit for value in values)
-    low, median, high = statistics.quantiles(shares, n=4) if len(shares) > 1 else shares * 3
+    low, median, high = statistics.quantiles(shares, n=4, method="inclusive") if len(shares) > 1 else shares * 3
     return Ratio(name, median, low, high, 1.0, statistics.median(values), shown)

@@ -53,5 +53,5 @@ def paired(
             spent[which] = time.perf_counter() - start
         ratios.append(spent["a"] / (spent["b"] * times_b))
         times.append(spent["a"])
-    low, median, high = statistics.quantiles(ratios, n=4)
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")  # of two, none lies outside them
     return Ratio(name, median, low, high, bound, statistics.median(times))

@@ -139,7 +139,7 @@ def test_a_model_is_uploaded_used_and_dropped(page: Any, server: str, tmp_path: 
     page.wait_for_function("() => location.search.includes('a=uploaded-1')", timeout=WAIT)
     page.get_by_role("link", name="Edits").click()
     page.get_by_text("Build an edit of A").wait_for(timeout=WAIT)
-    assert page.get_by_text("verified").first.is_visible()
+    page.get_by_text("verified").locator("visible=true").first.wait_for(timeout=WAIT)
     page.get_by_role("link", name="Models").click()
     page.get_by_role("button", name="Drop this model").click()
     page.wait_for_function("() => !location.search.includes('uploaded-1')", timeout=WAIT)
