@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from t2lens.analysis.finding import Finding
-from t2lens.apps.frame import Frame, Refusal, Side
+from t2lens.apps.frame import Frame, Side
 from t2lens.apps.snippets import generation_code
 from t2lens.apps.state import Parameter, one_of, whole
 from t2lens.apps.words import tell
@@ -117,7 +117,7 @@ def _begin(frame: Frame, side: Side) -> None:
     try:
         finding = side.analyse("continuation", options_of(state, side))
         state["writing"] = _writing(side, finding, state, frame)
-    except Refusal as error:
+    except ValueError as error:  # a refusal, or ids that the tokenizer has no text for
         state["cannot_write"] = str(error)
 
 

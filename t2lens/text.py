@@ -96,8 +96,6 @@ class TextInterface:
     def _encode(self, text: str, prepend_bos: bool = True) -> list[int]:
         if not isinstance(text, str):
             raise TypeError(f"Expected a text, got {type(text).__name__}.")
-        if not is_text(text):
-            raise ValueError("The text holds half a character (a surrogate without its other half), which no token is.")
         tokenizer = self._tokenizer()
         return ([tokenizer.bos_id] if prepend_bos and tokenizer.bos_id is not None else []) + tokenizer.encode(text)
 

@@ -16,7 +16,7 @@ from t2lens.analysis.finding import Chart, Finding
 from t2lens.apps.components.picture import picture
 from t2lens.apps.edits import changed, entries, put, written
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
-from t2lens.apps.frame import Frame, Page, Side
+from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.nodes import move, nearest, places
 from t2lens.apps.snippets import analysis_code
 from t2lens.apps.state import OVER, Parameter, one_of, passages
@@ -228,8 +228,12 @@ def _other(focused: list[Focus], width: int) -> None:
     """The slider, and what it does to the prediction at the chosen position."""
     first = focused[0]
     beta, at = _slider(first, beside=len(focused) > 1)
-    with st.spinner("Running other gates ...", show_time=True):
-        curves = [_curve(each, at).dataset for each in focused]
+    try:
+        with st.spinner("Running other gates ...", show_time=True):
+            curves = [_curve(each, at).dataset for each in focused]
+    except Refusal as error:  # what a fragment raises does not reach the frame
+        tell([str(error)])
+        return
     limits = draw.curve_limits(curves)
     most = max(float(max(c["plain_probability"].max(), c["probability"].max())) for c in curves) * 1.02
 

@@ -165,7 +165,9 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def str_token(self, id: int) -> str:
-        """Text of one id, by itself; a special token under its name."""
+        """Text of one id, by itself; a special token under its name, an id that a model has beyond ours as <id>."""
+        if (id := int(id)) >= self.n_vocab:
+            return f"<{id}>"
         return self._bytes[self._check(id)].decode("utf-8", errors="replace")
 
     def str_tokens(self, ids: Iterable[int]) -> list[str]:

@@ -1,0 +1,75 @@
+"""Models, prompts and edits that nobody expects, on every page: an answer or a sentence, never an exception."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import t2lens
+from t2lens.apps import loaders
+from t2lens.apps.views import PAGES
+from t2lens.config import MLP, Attention, ModelConfig
+from t2lens.zoo.registry import save
+from t2lens.zoo.tokenizer import Tokenizer
+from tests.apps.pages import open_page, texts
+from tests.systems import SYSTEMS
+
+PATHS = [page.path for page in PAGES if not page.bare]
+ATTENTION = Attention(n_heads=2, n_kv_heads=1, d_head=8)
+
+
+def other_words() -> Tokenizer:
+    return Tokenizer.train(["abc abd the cat sat " * 50], 280)
+
+
+ODD: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "both-ways": ("elc-normalized", {"attention": Attention(n_heads=2, n_kv_heads=2, d_head=8, causal=False)}, None),
+    "one-head": ("attnres-full", {"attention": Attention(n_heads=1, n_kv_heads=1, d_head=16)}, None),
+    "one-block": ("ddl-cc", {"n_layers": 1}, None),
+    "half": ("ddl", {}, torch.float16),
+    "brain": ("mhc", {}, torch.bfloat16),
+    "short": ("muddformer", {"n_ctx": 3}, None),
+    "more-ids": ("ddl", {"d_vocab": 2048}, None),
+}
+"""Name -> residual system, what is odd about the model, dtype of its weights."""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The odd models stand beside the bundled ones; "more-ids" has ids that its own tokenizer does not."""
+    root, bundled = tmp_path_factory.mktemp("odd"), t2lens.load("standard").tokenizer
+    for name, (system, changes, dtype) in ODD.items():
+        given = {"d_vocab": 2048, "n_ctx": 64, "n_layers": 2, "attention": ATTENTION, **changes}
+        cfg = ModelConfig(d_model=16, mlp=MLP(d_mlp=20), residual=SYSTEMS[system], **given)
+        model = t2lens.build(cfg, seed=1)
+        for i, weight in enumerate(model.parameters()):
+            weight.data += 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
+        model.tokenizer = other_words() if name == "more-ids" else bundled
+        loaders.add(str(save(model.to(dtype or torch.float32), root / name)))
+    yield
+    for name in ODD:
+        del loaders._ADDED[name]  # nothing else takes them back
+
+
+@pytest.mark.usefixtures("odd")
+@pytest.mark.parametrize("path", PATHS)
+def test_odd_models_are_shown_or_refused_in_a_sentence(path: str) -> None:
+    names = [*ODD, "standard"]
+    random.Random(path).shuffle(names)
+    for a, b in zip(names[::2], names[1::2], strict=True):
+        app = open_page(path, a=a, b=b, prompt="the king saw", prompt_b="the queen" if a < b else "")
+        assert not app.exception, (a, b, [each.message for each in app.exception])
+        assert len(app.main) > 2
+
+
+@pytest.mark.usefixtures("odd")
+def test_ids_without_text_are_shown_by_number() -> None:
+    app = open_page("gates", a="more-ids", b="none", prompt="the cat")
+    assert not app.exception and "out of range" not in texts(app)
+    app = open_page("two-axes", a="more-ids", b="none", prompt="the cat")
+    next(button for button in app.button if button.key == "write").click().run()
+    assert not app.exception and "the tokenizer has ids" in texts(app)
