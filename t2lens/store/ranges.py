@@ -29,7 +29,7 @@ class _Handle:
 
     def read_into(self, view: memoryview, start: int) -> int:
         """How many bytes came: fewer than the view holds where the file ends."""
-        done = self._some(view, start)
+        done = self._some(view, start) if _PREADV is None else _PREADV(self.number, (view,), start)
         while 0 < done < len(view):
             n = self._some(view[done:], start + done)
             if not n:

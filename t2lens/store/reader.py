@@ -308,7 +308,14 @@ class Stored:
         return f"Stored {self.key}: {list(self.shape)} {self.dtype}"
 
     def __getitem__(self, index: Any) -> Tensor:
-        index = index if isinstance(index, tuple) else (index,)
+        if not isinstance(index, tuple):
+            index = (index,)
+        elif len(index) == 2 and type(index[0]) is int and type(index[1]) is slice and 0 <= index[0] < self.shape[0]:
+            start, stop, step = index[1].indices(
+                self._length
+            )  # some positions of one sequence: every microsecond counts
+            if step == 1 and start < stop and len(self.shape) > 1:
+                return self._one(index[0], start, stop, (stop - start, *self._inner))
         if not 1 <= len(index) <= len(self.shape):
             raise IndexError(f"{self.key} has {len(self.shape)} axes; {len(index)} were indexed.")
         one = isinstance(index[0], _NUMBER)
@@ -348,19 +355,25 @@ class Stored:
         start, stop, _ = along.indices(n)
         return start, max(start, stop)
 
+    def _one(self, row: int, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
+        """`_read` of one sequence."""
+        store, size = self.store, self._step
+        shard = store.shard_of(row)
+        at = store.offset(shard, self.key) + ((row - shard * self._per_shard) * self._length + start) * size
+        buffer = np.empty((stop - start) * size, dtype=np.uint8)
+        store.fill(((_file(shard), at, buffer.data),))
+        return torch.frombuffer(buffer, dtype=self.dtype).view(shape)
+
     def _read(self, rows: Sequence[int], start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
         """Entries start to stop, along the axis behind the sequence, of these sequences, in a tensor of this shape."""
         store, per_shard = self.store, self._per_shard
         size, whole = (stop - start) * self._step, self._length * self._step
         if not size or not rows:
             return torch.empty(shape, dtype=self.dtype)
+        if len(rows) == 1:
+            return self._one(rows[0], start, stop, shape)
         buffer = np.empty(len(rows) * size, dtype=np.uint8)
         view, jobs, i = buffer.data, [], 0
-        if len(rows) == 1:  # many small slices are read so: every microsecond counts
-            shard = store.shard_of(rows[0])
-            at = store.offset(shard, self.key) + (rows[0] - shard * per_shard) * whole + start * self._step
-            store.fill(((_file(shard), at, view),))
-            return torch.frombuffer(buffer, dtype=self.dtype).view(shape)
         while i < len(rows):
             row = rows[i]
             shard, n = store.shard_of(row), 1

@@ -123,7 +123,7 @@ def shard_fault(files: Files, plan: Plan, shard: int) -> Fault | None:
     if about.get("plan") != plan.name:
         return Fault("foreign", f"shard {shard} belongs to another run ({about.get('plan')}); move it away")
     try:
-        whole = files.sha256(file, about["bytes"]) == about.get("sha256") and files.ends_at(file, about["bytes"])
+        whole = files.ends_at(file, about["bytes"]) and files.sha256(file, about["bytes"]) == about.get("sha256")
     except FileNotFoundError:
         return Fault("damaged", f"shard {shard} has a record and no file")
     except EOFError:
