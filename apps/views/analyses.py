@@ -155,8 +155,7 @@ def _show(findings: Sequence[Any], sides: Sequence[Side], *, key: str) -> None:
 
 
 def _table(finding: Any, *, key: str) -> None:
-    """The table of a finding; numbers stay numbers, so that a column sorts."""
-    columns = {name: [_plain(row[i]) for row in finding.rows] for i, name in enumerate(finding.columns)}
+    columns = {name: _column([row[i] for row in finding.rows]) for i, name in enumerate(finding.columns)}
     st.dataframe(columns, hide_index=True, height=min(38 + 35 * len(finding.rows), 420), key=key)
 
 
@@ -164,8 +163,12 @@ def _title(finding: Any) -> str:
     return finding.title + ("" if finding.passed is None else ": passed" if finding.passed else ": FAILED")
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else cell(value)
+def _column(values: Sequence[Any]) -> list[Any]:
+    """A column of a table: numbers stay numbers, so that it sorts, and one that is not there is nothing; where a word
+    is among them all of them are words."""
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        return list(values)
+    return [cell(value) for value in values]
 
 
 PAGE = Page(

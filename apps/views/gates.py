@@ -66,15 +66,22 @@ class Focus:
 
 def gates(frame: Frame) -> None:
     st.html(_STYLE)
-    able = [side for side in frame.sides if _has_beta(side)]
-    if not able:
+    others = [side for side in frame.sides if not _has_beta(side)]
+    if len(others) == len(frame.sides):
         _for_others(frame)
         return
+    found, notices = {}, []
     with st.spinner("Reading the gates ..."):
-        found = {side.letter: side.analyse("gates-tokens") for side in able}
-    focused = _focused(frame, able, found)
-    others = [side for side in frame.sides if side not in able]
-    tell([_said(side) for side in others])
+        for side in frame.sides:
+            if side not in others:
+                try:
+                    found[side.letter] = _gates_of(side)
+                except Refusal as error:  # the other side may have them
+                    notices.append(str(error))
+    tell([*notices, *(_said(side) for side in others)])
+    if not found:
+        return
+    focused = _focused(frame, [side for side in frame.sides if side.letter in found], found)
     _choices(frame, focused[0])
     width = 430 if len(focused) == 1 else 560
     if len(focused) == 1:
@@ -93,6 +100,14 @@ def gates(frame: Frame) -> None:
     for side in others:
         _gate_of(side)
     _export(frame, focused)
+
+
+def _gates_of(side: Side) -> Finding:
+    """The gates of every token of the prompt. Refusal: there are none that can be drawn."""
+    finding = side.analyse("gates-tokens")
+    if broken := int((~np.isfinite(finding["beta"].values)).sum()):
+        raise side.refusal(f"{broken} of its gates are NaN or infinite, so nothing that is made of them is shown.")
+    return finding
 
 
 def _has_beta(side: Side) -> bool:

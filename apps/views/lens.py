@@ -108,7 +108,7 @@ def _views(frame: Frame, traces: list[Trace]) -> list[View]:
     unknown = any(p == n or not t.causal for p, n, t in zip(positions, last, traces, strict=True))
     if follow == "likeliest" or (follow == "next" and unknown):
         likeliest = _likeliest(frame.sides[0], last[0] if positions[0] is None else positions[0])
-        if follow == "next":
+        if follow == "next" and likeliest:
             notices.append(f"There is no next token to follow there: A's likeliest is taken, {glyphs(likeliest)}.")
     for side, trace, pos in zip(frame.sides, traces, positions, strict=True):
         if pos is None:
@@ -146,9 +146,9 @@ def _moved() -> None:
 
 
 def _likeliest(side: Side, pos: int) -> str:
-    """The side's likeliest token after a position, as text."""
-    best = side.analyse("lens")["top_id"].isel(k=0, pos=max(pos, 0)).sel(read="out")
-    return side.loaded.model.to_str_tokens([int(best)])[0]
+    """The side's likeliest token after a position, as text; nothing where its logits are not finite."""
+    best = int(side.analyse("lens")["top_id"].isel(k=0, pos=max(pos, 0)).sel(read="out"))
+    return side.loaded.model.to_str_tokens([best])[0] if best >= 0 else ""
 
 
 def _view(side: Side, trace: Trace, pos: int, likeliest: str | None) -> View:
@@ -158,7 +158,11 @@ def _view(side: Side, trace: Trace, pos: int, likeliest: str | None) -> View:
         return View(side=side, pos=pos, token=int(ids[pos + 1]), target=None, against=against)
     given = state["lens_token"] if follow == "token" else likeliest
     if not given:
-        raise ValueError("type the token that is to be followed.")
+        raise ValueError(
+            "type the token that is to be followed."
+            if follow == "token"
+            else "A has no likeliest token here: its logits are not finite."
+        )
     token = _read_token(model, given)
     assert token is not None
     return View(side=side, pos=pos, token=token, target=None if follow == "next" else token, against=against)

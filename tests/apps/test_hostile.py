@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import t2lens
 from t2lens.apps import loaders
 from t2lens.apps.views import PAGES
+from t2lens.apps.views.analyses import _column
 from t2lens.config import MLP, Attention, ModelConfig
 from t2lens.zoo.registry import save
 from t2lens.zoo.tokenizer import Tokenizer
@@ -73,3 +75,31 @@ def test_ids_without_text_are_shown_by_number() -> None:
     app = open_page("two-axes", a="more-ids", b="none", prompt="the cat")
     next(button for button in app.button if button.key == "write").click().run()
     assert not app.exception and "the tokenizer has ids" in texts(app)
+
+
+OVERFLOW = json.dumps([{"target": "head", "operation": "add", "site": "3.attn", "value": 1e30, "heads": [0]}])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_edits_under_which_nothing_is_finite(path: str) -> None:
+    app = open_page(path, a="ddl", b="clean", prompt="the king saw", edits=OVERFLOW, node="A:3:out")
+    assert not app.exception, [each.message for each in app.exception]
+    for follow in ("likeliest", "next") if path == "lens" else ():
+        app = open_page(path, a="ddl", b="clean", prompt="the king saw", edits=OVERFLOW, lens_follow=follow)
+        assert not app.exception and "A has no likeliest token here" in texts(app)
+
+
+def test_a_column_of_a_table_is_of_one_kind() -> None:
+    assert _column([1, None, 0.5]) == [1, None, 0.5]
+    assert _column([1, "", 0.5]) == ["1", "", "0.5"]
+    assert _column([True, None]) == ["yes", ""]
+
+
+@pytest.mark.parametrize("key", ["continuation", "content", "profile", "patch", "loss"])
+def test_the_log_of_the_server_stays_empty(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = '{"other": "the queen saw"}' if key == "patch" else ""
+    app = open_page(
+        "analyses", a="attnres-full", b="none", prompt="the king saw", analysis=key, analysis_options=options
+    )
+    assert not app.exception and len(app.dataframe) == 1
+    assert [each.getMessage()[:200] for each in caplog.records if "Arrow" in each.getMessage()] == []
