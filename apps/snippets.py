@@ -25,7 +25,7 @@ def analysis_code(
     imports += ["from t2lens.zoo.text import sample_texts"] if passages else []
     given = f"sample_texts({passages})" if passages else repr(side.prompt)
     run = f"finding = {function}(model, {given}{_words(options)})"
-    last = [f'finding.save_figure("{key}.svg")', "finding.dataset  # every number"] if last is None else last
+    last = [f'finding.save_figure("{key}-{side.letter.lower()}.svg")', "print(finding)"] if last is None else last
     return _script([*_model(side), *_within(side, run), *last], imports)
 
 
@@ -45,7 +45,7 @@ def maps_code(sides: Sequence[Side], view: Mapping[str, Any], follow: Sequence[A
         lines += [*_edits(side), f"{name} = t2lens.trace({model}, {side.prompt!r}, name={side.name!r}{more})"]
     chosen = _words({key: value for key, value in view.items() if value not in ("", None)})
     other = ", b" if len(sides) > 1 else ""
-    return _script([*lines, f'a.save_figure("maps.svg"{other}{chosen})', "a.dataset  # every number"])
+    return _script([*lines, f'a.save_figure("maps.svg"{other}{chosen})', "print(a.dataset)  # every number"])
 
 
 def generation_code(side: Side, options: Mapping[str, Any]) -> str:

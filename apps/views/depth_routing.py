@@ -258,11 +258,11 @@ def _python(each: _Shown, state: Any) -> str:
         return f"from t2lens.store import corpus_statistics\n\ncorpus_statistics({side.loaded.name!r})['weight_mean']"
     if over == "token":
         variable = WHATS[what][2] or "contribution_norm"  # its shares are these over their sum
-        return trace_code(side, [f"trace.dataset[{variable!r}].sel(pos={each.pos})"])
+        return trace_code(side, [f"print(trace.dataset[{variable!r}].sel(pos={each.pos}))"])
     part = {"mean": "mean", "sd": "std", "iqr": "quartile"}[state["routing_stat"]]
     variable = f"{WHATS[what][1]}_{part}"
     options = {"start": True} if state["routing_start"] else {}
-    return analysis_code(side, "profile", options, passages=passages(over), last=[f"finding[{variable!r}]"])
+    return analysis_code(side, "profile", options, passages=passages(over), last=[f"print(finding[{variable!r}])"])
 
 
 # --- below the maps

@@ -141,10 +141,17 @@ def attribute_logits(
     data = data.assign_coords({name: (own, each) if own else each[0] for name, each in told.items()})
     data = data.assign_coords(column=(own, per_sequence(here[1], batch)))
     masked = torch.where(batch.valid, everywhere, torch.nan)
-    put(data, "share", ("part", *own), per_sequence(shares, batch), "what the part adds at `column`", "logit")
+    put(data, "share", ("part", *own), per_sequence(shares, batch), "what each part adds to the logit", "logit")
     why = "the share less its mean over all tokens (against another token: the share)"
     put(data, "share_above_mean", ("part", *own), per_sequence(aboves, batch), why, "logit")
-    put(data, "share_by_pos", ("part", *axes), per_token(masked, batch), "the share at every position", "logit")
+    put(
+        data,
+        "share_by_pos",
+        ("part", *axes),
+        per_token(masked, batch),
+        "what each part adds at every position",
+        "logit",
+    )
     put(data, "logit", own, per_sequence(logit, batch), "the model's logit, or difference of logits", "logit")
     put(data, "error", own, per_sequence(error, batch), "the sum of shares less the logit", "logit")
 

@@ -24,7 +24,10 @@ def capture(
     out: Annotated[Path, typer.Option(help="The folder in which the run gets its own.")] = Path("runs"),
     what: Annotated[
         list[str] | None,
-        typer.Option(help="Names, globs or roles, with reducers: '*hook_pattern|mean:head|top:8'. Repeatable."),
+        typer.Option(
+            help="Hook names, globs or roles (depth weights, gates, residual norms, atoms, reads, patterns), with "
+            "reducers: '*hook_pattern|mean:head|top:8'. Repeatable."
+        ),
     ] = None,
     field: Annotated[str, typer.Option(help="The entry or column that holds the text.")] = "text",
     n_pos: Annotated[int | None, typer.Option(help="Tokens per sequence; default: the context.")] = None,

@@ -155,7 +155,10 @@ def _firing_order(model: Transformer) -> list[str]:
 
 def _names(model: Transformer, names: str) -> list[str]:
     if names not in ROLES:
-        return resolve_names(names, model.hook_dict)
+        try:
+            return resolve_names(names, model.hook_dict)
+        except KeyError as error:
+            raise KeyError(f"{error.args[0]} Roles are {', '.join(ROLES)}.") from None
     return _roles(model)[names]
 
 

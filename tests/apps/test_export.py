@@ -104,16 +104,15 @@ def test_every_number_of_the_maps_comes_back(tmp_path: Path) -> None:
 def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edits: str) -> None:
     monkeypatch.chdir(tmp_path)
     entry, names = analysis("lens"), {}
-    side: Any = SimpleNamespace(
-        loaded=SimpleNamespace(name="attnres-full"), name="attnres-full, edited", prompt=PROMPT, edits=edits
-    )
+    loaded = SimpleNamespace(name="attnres-full")
+    side: Any = SimpleNamespace(letter="A", loaded=loaded, name="attnres-full, edited", prompt=PROMPT, edits=edits)
     exec(analysis_code(side, "lens", {"top": 3}), names)
     from t2lens.edits import edited, read_edits
 
     model = t2lens.load("attnres-full")
     with edited(model, read_edits(edits or ())):
         xr.testing.assert_identical(names["finding"].dataset, entry.run(model, PROMPT, top=3).dataset)
-    assert (tmp_path / "lens.svg").read_text()[:4] == "<svg"
+    assert (tmp_path / "lens-a.svg").read_text()[:4] == "<svg"
 
     view = {"quantity": "residual_norm", "depth": "share", "head": "mean", "way": "", "cell": (1, 1, "out")}
     made: dict[str, Any] = {}

@@ -125,3 +125,12 @@ def test_what_is_no_run_is_one_sentence(tmp_path, command: str) -> None:
     one_sentence(run("store", command, tmp_path), "is no run of t2lens capture: it has no plan.json")
     (tmp_path / "plan.json").write_text("{")
     one_sentence(run("store", command, tmp_path), "plan.json is damaged")
+
+
+def test_the_help_and_the_error_name_the_roles():
+    from t2lens.store.wants import ROLES
+
+    shown = " ".join(CliRunner().invoke(app, ["capture", "--help"], env={"COLUMNS": "400"}).output.split())
+    assert f"roles ({', '.join(ROLES)})" in shown
+    with pytest.raises(KeyError, match=r"'logitss' is not a hook point.* Roles are depth weights, gates"):
+        t2lens.capture(t2lens.load("standard"), "the king", ["logitss"])
