@@ -71,7 +71,7 @@ class Side:
     def tokens(self) -> list[str]:
         """Those of the prompt, as far as the context goes."""
         model = self.loaded.model
-        return model.to_str_tokens(model.to_tokens(self.prompt)[0, : model.cfg.n_ctx])
+        return self._sentence(lambda: model.to_str_tokens(model.to_tokens(self.prompt)[0, : model.cfg.n_ctx]))
 
     @property
     def sites(self) -> list[str]:

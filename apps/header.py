@@ -82,7 +82,7 @@ def controls(names: list[str]) -> None:
         key, label = f"model_{letter.lower()}", f"Model {letter}"
         verified, checks = _badge(state[key])
         with place.container(key=f"label-{key}", horizontal=True, gap="xsmall"):
-            st.markdown(f"{label} {verified}", width="content", help=checks)
+            st.markdown(f"{label}{verified}", width="content", help=checks)
         # named once more for those who hear the page
         place.selectbox(label, offered, key=key, format_func=_named, label_visibility="collapsed")
     with edits.popover(_edits_label(), width="stretch"):
@@ -115,7 +115,7 @@ def _badge(name: str) -> tuple[str, str | None]:
         return "", None
     try:
         found = loaders.verification(loaders.load(name))
-    except (ValueError, OSError):
+    except (ValueError, OSError, TypeError, RuntimeError):
         return "", None
     return f" {verdict(found)}", _checks(name, found)
 

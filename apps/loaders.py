@@ -117,7 +117,7 @@ def bring(name: str, address: str, folder: Folder | None = None) -> str:
     st.session_state["own_models"] = {**mine, name: Own(address=address, folder=folder)}
     try:
         _check_texts(name, address)
-    except ValueError:
+    except Exception:
         st.session_state["own_models"] = mine
         raise
     return name
@@ -132,8 +132,11 @@ def drop(name: str) -> None:
 
 
 def _check_texts(name: str, address: str) -> None:
-    if load(name).model.tokenizer is None:
+    model = load(name).model
+    if model.tokenizer is None:
         raise ValueError(f"The model {address!r} has no tokenizer, and the dashboard shows texts.")
+    if not len(model.tokenizer.encode("the king")):
+        raise ValueError(f"The tokenizer of the model {address!r} makes no tokens of a text.")
 
 
 def add(name_or_path: str) -> str:
@@ -149,7 +152,7 @@ def add(name_or_path: str) -> str:
     _ADDED[name] = name_or_path
     try:
         _check_texts(name, name_or_path)
-    except ValueError:
+    except Exception:
         del _ADDED[name]
         raise
     return name

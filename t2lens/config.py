@@ -27,11 +27,16 @@ __all__ = [
 ]
 
 
+_MOST = 2**31 - 1  # of a size: more is a mistake, and no tensor
+
+
 def check_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{type(owner).__name__}.{name} must be a whole number of at least 1, not {value!r}.")
+        if value > _MOST:
+            raise ValueError(f"{type(owner).__name__}.{name} must be at most {_MOST}, and is more.")
 
 
 def check_plain(owner: Any) -> None:

@@ -87,7 +87,7 @@ def _card(name: str, bundled: dict[str, Any]) -> None:
             with st.spinner(f"Loading and checking {name} ...", show_time=True):
                 loaded = loaders.load(name)
                 verified = loaders.verification(loaded)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, TypeError, RuntimeError, MemoryError) as error:
             tell([str(error)])
             _drop(name)
             return
@@ -204,8 +204,8 @@ def _loaded(make: Any) -> None:
     try:
         state["model_shown"] = make()
         state.pop("model_rows", None)  # what was clicked before is no longer shown
-    except (ValueError, OSError) as error:
-        state["model_refused"] = str(error)
+    except (ValueError, OSError, TypeError, RuntimeError, MemoryError) as error:  # files of a stranger
+        state["model_refused"] = str(error) or "The model cannot be loaded."
 
 
 def _uploaded(files: Any) -> str:
@@ -215,7 +215,7 @@ def _uploaded(files: Any) -> str:
         n += 1
     try:
         return loaders.bring(f"uploaded-{n}", str(folder.path), folder)
-    except (ValueError, RuntimeError, MemoryError) as error:
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         folder.remove()
         said = str(error).replace(f"{folder.path}/", "").replace(str(folder.path), "the upload")
         raise ValueError(said.splitlines()[0] if said else "The model cannot be loaded.") from None

@@ -44,6 +44,7 @@ __all__ = ["HyperConnected", "HyperConnections", "composite"]
 
 Squash = Literal["none", "sigmoid", "2sigmoid", "softmax"]
 Res = Literal["free", "sinkhorn", "permutations", "static", "identity"]
+_ITERATIONS = 1000  # long after Sinkhorn has converged; a config from elsewhere could ask for a billion
 _MOST_PERMUTED = 6  # 720 permutations
 
 
@@ -101,6 +102,8 @@ class HyperConnections(ResidualConfig):
     def __post_init__(self) -> None:
         check_plain(self)
         check_positive(self, "n_streams", "sinkhorn_iterations")
+        if self.sinkhorn_iterations > _ITERATIONS:
+            raise ValueError(f"HyperConnections.sinkhorn_iterations must be at most {_ITERATIONS}.")
         check_one_of(self, "coefficients", ("tanh", "linear", "static"))
         for name in ("pre", "post"):
             check_one_of(self, name, get_args(Squash))

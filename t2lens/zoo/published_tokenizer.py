@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ class PublishedTokenizer:
             raise ValueError(
                 f"The text has a lone surrogate at character {error.start}; UTF-8 cannot hold it."
             ) from None
-        return self._core.encode(text, add_special_tokens=False).ids
+        with _no_panic():
+            return self._core.encode(text, add_special_tokens=False).ids
 
     def encode_long(self, text: str) -> Iterator[list[int]]:
         """As of `Tokenizer`, but whole: nobody knows where an arbitrary tokenizer may be interrupted. Errors:
@@ -66,7 +68,8 @@ class PublishedTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of some ids, special tokens left out."""
-        return self._core.decode([self._check(id) for id in ids], skip_special_tokens=True)
+        with _no_panic():
+            return self._core.decode([self._check(id) for id in ids], skip_special_tokens=True)
 
     def str_token(self, id: int) -> str:
         """Text of one id, by itself; a special token under its name, an id without a token as <id>."""
@@ -96,6 +99,17 @@ class PublishedTokenizer:
         return int(id)
 
 
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """The library is Rust: what a strange tokenizer.json makes of a text may be a panic, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"The tokenizer cannot read this text ({str(error).splitlines()[0]}).") from None
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer | PublishedTokenizer:
     """Read a tokenizer.json: ours, or a published one with the tokenizer_config.json beside it.
 
@@ -108,7 +122,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer | PublishedTokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         try:
-            core = Core.from_str(text)
+            with _no_panic():
+                core = Core.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"it is not a tokenizer.json of the tokenizers library ({error}).") from None
         if core.id_to_token(0) == BOS:

@@ -48,6 +48,17 @@ def good(name: str = "standard", **instead: Any) -> list[Brought]:
     return found
 
 
+def asks(**changes: Any) -> bytes:
+    """The config of a bundled model, but for these values."""
+    config = json.loads((BUNDLED / "standard" / "config.json").read_bytes())
+    return json.dumps({**config, "model": {**config["model"], **changes}}).encode()
+
+
+def _tokens(vocab: dict[str, int]) -> bytes:
+    """A tokenizer.json that knows these alone."""
+    return json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}).encode()
+
+
 def open_page(**params: str) -> AppTest:
     return open_on("models", **{"a": "ddl", "b": "none", **params})
 
@@ -190,6 +201,9 @@ def test_an_uploaded_model_is_shown_checked_used_and_dropped() -> None:
         (good(config=(BUNDLED / "ddl" / "config.json").read_bytes()), "damaged"),  # another model's SHA-256
         (good(config=b'{"model_type": "llama"}'), "of no format that t2lens knows"),
         (good(tokenizer=b"{}"), ""),
+        (good(config=asks(d_vocab=10**400)), "d_vocab must be at most 2147483647"),
+        (good(config=asks(d_model=2**31 - 1, d_vocab=2**31 - 1, n_layers=1)), ""),
+        (good(tokenizer=_tokens({"7": 0})), "makes no tokens of a text"),
     ],
 )
 def test_hostile_uploads_are_sentences_and_leave_nothing(files: list[Brought], words: str) -> None:
@@ -245,11 +259,11 @@ def test_a_card_says_what_the_registry_says(name: str) -> None:
 
 def test_the_badge_stands_beside_the_models_and_is_red_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     app = open_on("analyses", a="standard", b="ddl", prompt="the king", analysis="lens")
-    labels = [each.label for each in app.selectbox if each.key in ("model_a", "model_b")]
+    labels = [each.value for each in app.markdown if each.value.startswith("Model ")]
     n = [len(t2lens.verify(t2lens.load(name))) for name in ("standard", "ddl")]
     assert labels == [f"Model {x} :green-badge[verified {k}/{k}]" for x, k in zip("AB", n, strict=True)]
     bad = Verification((Check("causality", 1.0, 1e-9, "no"), Check("finite", 0.0, 0.0, "yes")))
     monkeypatch.setattr(loaders, "_VERIFIED", {loaders.load("standard").weights_hash: bad})
     app = open_on("analyses", a="standard", b="none", prompt="the king", analysis="lens")
-    box = next(each for each in app.selectbox if each.key == "model_a")
-    assert box.label == "Model A :red-badge[FAILS 1/2]" and "**FAIL** causality" in box.help
+    label = next(each for each in app.markdown if each.value.startswith("Model A"))
+    assert label.value == "Model A :red-badge[FAILS 1/2]" and "**FAIL** causality" in label.help

@@ -345,6 +345,8 @@ def test_a_stopped_pass_returns_all_streams():
     ("changes", "sentence"),
     [
         ({"n_streams": 0}, "n_streams must be a whole number"),
+        ({"n_streams": 10**400}, "n_streams must be at most 2147483647"),
+        ({"sinkhorn_iterations": 10**9}, "sinkhorn_iterations must be at most 1000"),
         ({"n_streams": 7, "res": "permutations", "norm_over": "all"}, "5040 permutations"),
         ({"res": "permutations"}, "needs norm_over 'all'"),
         ({"res": "softmax"}, "res must be one of"),

@@ -11,8 +11,8 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 import t2lens
@@ -329,3 +329,11 @@ def test_every_system_is_listed_in_one_line():
 def test_every_family_has_a_name_of_its_own():
     names = [family.__name__.rpartition(".")[2] for family in FAMILIES]
     assert len(set(names)) == len(names)
+
+
+def test_a_panic_of_the_library_is_a_sentence() -> None:
+    core = Core(models.BPE({"a": 0, "b": 1}, []))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(ValueError, match="The tokenizer cannot read this text"):
+        PublishedTokenizer(core).encode("a" * 40 + "b")
+    assert PublishedTokenizer(core).encode("ab") == [0, 1]
