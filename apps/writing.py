@@ -92,6 +92,7 @@ def stop(state: Any) -> None:
     """What has been written stays."""
     if (writing := state.get("writing")) is not None:
         state["writing"] = replace(writing, stopped=True)
+        state[writing.key] = writing.text  # the browser that asks to stop may not have shown the newest token yet
 
 
 def take_back(state: Any) -> None:
