@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ def run(port: int = 8501, open_browser: bool = False, models: Sequence[str] = ()
     if type(port) is not int or not 1 <= port <= 65535:
         raise ValueError(f"A port is a whole number from 1 to 65535, not {port!r}.")
     with socket.socket() as probe:
+        if os.name != "nt":  # as the server itself: what was open when one stopped holds the port for a minute
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:

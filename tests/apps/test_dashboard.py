@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,6 +221,25 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=str(port)):
             run(port=port)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there the port of a stopped server is free at once")
+def test_the_port_of_a_server_that_stopped_can_be_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()  # the server closes first, as one that stops does: the port waits
+    client.close()
+
+    def served(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamlit.web.bootstrap.load_config_options", served)
+    with pytest.raises(KeyboardInterrupt):
+        run(port=port)
 
 
 def test_a_head_that_no_model_has_is_the_mean_with_a_notice() -> None:
