@@ -260,7 +260,10 @@ def alignment(tokens: Sequence[Sequence[str]], rule: str) -> dict[str, Any] | No
     more = (
         f"; {alone} of {'A' if len(a) > len(b) else 'B'} {'has' if alone == 1 else 'have'} none beside" if alone else ""
     )
-    text = f"The prompts differ ({len(a)} and {len(b)} tokens): positions are counted from the {counted}{more}."
+    same = "".join(a) == "".join(b)
+    what = "A and B cut the prompt into other tokens" if same else "The prompts differ"
+    unit = "" if same else " tokens"
+    text = f"{what} ({len(a)} and {len(b)}{unit}): positions are counted from the {counted}{more}."
     return {"rule": rule, "shift": 0 if rule == "left" else len(b) - len(a), "text": text}
 
 

@@ -15,6 +15,7 @@ from t2lens.apps import loaders
 from t2lens.apps.views import PAGES
 from t2lens.apps.views.analyses import _column
 from t2lens.config import MLP, Attention, ModelConfig
+from t2lens.viz.payload import alignment
 from t2lens.zoo.registry import save
 from t2lens.zoo.tokenizer import Tokenizer
 from tests.apps.pages import open_page, texts
@@ -103,3 +104,10 @@ def test_the_log_of_the_server_stays_empty(key: str, caplog: pytest.LogCaptureFi
     )
     assert not app.exception and len(app.dataframe) == 1
     assert [each.getMessage()[:200] for each in caplog.records if "Arrow" in each.getMessage()] == []
+
+
+def test_another_tokenizer_is_not_another_prompt() -> None:
+    cut = alignment([["<|bos|>", "the", " king"], ["<|bos|>", "the", " ", "king"]], "left")
+    assert cut is not None and cut["text"].startswith("A and B cut the prompt into other tokens (3 and 4): positions")
+    other = alignment([["the", " king"], ["the", " queen"]], "left")
+    assert other is not None and other["text"].startswith("The prompts differ (2 and 2 tokens): positions")
