@@ -21,6 +21,7 @@ _HOMES: dict[str, str] = {
     "edit_change": "t2lens.analysis.changes",
     "ablate_families": "t2lens.analysis.families",
     "ablate_streams": "t2lens.analysis.streams",
+    "ablate_writes": "t2lens.analysis.writes",
     "depth_profile": "t2lens.analysis.depth_maps",
     "attribute_logits": "t2lens.analysis.attribution",
     "attribute_loss": "t2lens.analysis.attribution",

@@ -268,6 +268,26 @@ ANALYSES: tuple[Analysis, ...] = (
         passages=8,
     ),
     Analysis(
+        key="writes",
+        title="Writes: share and effect",
+        group="routes",
+        what="Take each write away: what becomes of the prediction, beside the write's share of the logit?",
+        function="t2lens.analysis.writes:ablate_writes",
+        options=(
+            Option(name="pos", kind="position", help="Which position predicts; -1 is the last.", default=-1),
+            Option(name="token", kind="token", help="Follow this token; left out: the likeliest next one."),
+            Option(
+                name="by",
+                kind="choice",
+                help="What a write becomes everywhere.",
+                default="zero",
+                choices=("zero", "mean"),
+            ),
+        ),
+        texts=True,
+        passages=8,
+    ),
+    Analysis(
         key="families",
         title="Source families: mass and effect",
         group="routes",

@@ -58,6 +58,7 @@ NEEDS: dict[str, _Needs] = {
     "advantage": _advantage,
     "effects": ("account", *VARIANTS),
     "families": VARIANTS,
+    "writes": ("readout", "last", *VARIANTS),
     "streams": VARIANTS,
     "patch": VARIANTS,
     "attribution-patch": lambda model, options: VARIANTS if options.get("compare") else (),  # noqa: ARG005

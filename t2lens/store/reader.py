@@ -311,9 +311,8 @@ class Stored:
         if not isinstance(index, tuple):
             index = (index,)
         elif len(index) == 2 and type(index[0]) is int and type(index[1]) is slice and 0 <= index[0] < self.shape[0]:
-            start, stop, step = index[1].indices(
-                self._length
-            )  # some positions of one sequence: every microsecond counts
+            # some positions of one sequence, as they are read most often: every microsecond counts
+            start, stop, step = index[1].indices(self._length)
             if step == 1 and start < stop and len(self.shape) > 1:
                 return self._one(index[0], start, stop, (stop - start, *self._inner))
         if not 1 <= len(index) <= len(self.shape):
