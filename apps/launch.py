@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -51,11 +52,13 @@ def run(port: int = 8501, open_browser: bool = False, models: Sequence[str] = ()
 
     options = {**OPTIONS, "server_port": port, "server_headless": not open_browser}
     bootstrap.load_config_options(options)
-    from t2lens.apps import loaders
+    from t2lens.apps import loaders, views  # noqa: F401 - the pages too are imported before what is here is frozen
 
     for model in models:
         loaders.add(model)
     _warm()
+    gc.collect()
+    gc.freeze()  # Streamlit collects garbage after every run: not among half a million objects that stay, 0.2 s a click
     sys.stdout.write(f"t2lens dashboard: http://{HOST}:{port}  (Ctrl-C stops it)\n")
     sys.stdout.flush()
     bootstrap.run(str(dashboard_file()), False, [], options)
