@@ -19,11 +19,16 @@ const even = (v, column, digits = 4) => {
   return Number.isFinite(v) ? v.toFixed(Math.max(0, Math.min(7, digits - 1 - Math.floor(Math.log10(most) + 1e-9)))) : fmt(v);
 };
 
-// a table of [label, go, shade, ...numbers]; `go`: the cell that the label leads to, or what happens
-View.prototype.table = function (parent, head, rows) {
+// a table of [label, go, shade, ...numbers]; `go`: the cell that the label leads to, or what happens; `sorted`: by which
+// column
+View.prototype.table = function (parent, head, rows, sorted) {
   const table = el("table", "", undefined, parent),
     tr = el("tr", "", undefined, el("thead", "", undefined, table));
-  for (const h of head) el("th", "", h, tr).scope = "col";
+  for (const h of head) {
+    const th = el("th", "", h, tr);
+    th.scope = "col";
+    if (h === sorted) th.ariaSort = "descending";
+  }
   const body = el("tbody", "", undefined, table);
   for (const [label, go, color, ...numbers] of rows) {
     const row = el("tr", "", undefined, body),
@@ -31,6 +36,7 @@ View.prototype.table = function (parent, head, rows) {
     if (color) el("span", "sw", undefined, cell).style.background = color;
     const word = el(go ? "button" : "span", "", label, cell);
     word.title = label; // there may be no room for all of it
+    if (go && go.site) word.setAttribute("aria-label", `${label}: go to ${go.site} at position ${go.pos}`);
     if (go) word.onclick = typeof go === "function" ? go : () => this.follow(go);
     numbers.forEach((v, k) =>
       el(
@@ -51,8 +57,28 @@ View.prototype.table = function (parent, head, rows) {
   return table;
 };
 
-const SHOWN = 6; // sources of a table, less one, that are not folded away
+const TOP = 5; // rows of a ranking that are shown at first
+const ALL = 200; // and at most
 const QUANTITIES_SHOWN = 4;
+// a table of ranked rows: the first of them, and a button for the rest; `make` makes one row
+View.prototype.ranking = function (parent, name, label, head, ranked, sorted, make) {
+  this.opened ??= new Set(); // stays so when the node moves
+  const n = ranked.length,
+    open = this.opened.has(name),
+    shown = ranked.slice(0, open ? ALL : TOP);
+  this.table(parent, [`${label}${shown.length < n ? `, ${shown.length} of ${n}` : ""}`, ...head], shown.map(make), sorted).dataset.table =
+    name;
+  if (n <= TOP) return;
+  const button = el("button", "more", open ? `first ${TOP}` : n > ALL ? `first ${ALL} of ${n}` : `all ${n}`, parent);
+  button.setAttribute("aria-expanded", String(open));
+  button.setAttribute("aria-label", `${label}: show ${button.textContent}`);
+  button.dataset.part = `more ${name}`;
+  button.onclick = () => {
+    if (open) this.opened.delete(name);
+    else this.opened.add(name);
+    this.refill(() => this.detail());
+  };
+};
 View.prototype.quantityTable = function (parent, p, row, pos) {
   const here = this.payload.quantities.filter((q) => q.key !== this.view.quantity && !p.why(q.key, row));
   const line = (q) => [q.label, null, null, `${fmt(p.value(q.key, row, pos))}${q.unit && ` ${q.unit}`}`];
@@ -130,62 +156,54 @@ View.prototype.half = function (parent, p, i) {
       return v && !Number(shown) ? fmt(v, 1) : shown; // what is not zero is not shown as zero
     },
     tiny = (v) => Number.isFinite(v) && Math.abs(v) < (effects.floor || 0); // rounding
-  const rankedBy = effects && this.rank === "effect";
-  const by = (mode, over) =>
-    p
-      .read(mode, row, pos)
-      .sort((a, b) =>
-        rankedBy && effects.over === over
-          ? size(effect(b.name)) - size(effect(a.name))
-          : Math.abs(b.value) - Math.abs(a.value),
-      );
-  const swatch = (mode, v) => {
-    const m = this.payload.depth.find((o) => o.key === mode);
-    if (!m || !Number.isFinite(v)) return null;
-    const t = ROOT(v, m.hi);
-    return css(this.lut[m.signed ? "both" : "warm"][Math.round(m.signed ? 127.5 * (t + 1) : 255 * Math.max(0, t))]);
-  };
-  const own = by("weights", "source"),
-    of = (mode) => new Map(p.read(mode, row, pos).map((s) => [s.name, s.value])),
-    [mix, norm, share] = ["mixing", "contribution", "share"].map(of);
-  const more = (n) => (n > SHOWN - 1 ? `, ${SHOWN - 1} of ${n}` : "");
+  const rankedBy = effects && this.rank === "effect",
+    mode = this.view.depth;
+  const swatch = (v) => (Number.isFinite(v) ? css(this.readLut[this.shadeRead(v)]) : null);
+  const own = p.read("weights", row, pos),
+    of = (key) => new Map(p.read(key, row, pos).map((s) => [s.name, s.value])),
+    [weight, mix, norm, share] = ["weights", "mixing", "contribution", "share"].map(of);
   // sources that are atoms: one table. Where the weight is the coefficient, as in full Attention Residuals, say it once.
   const plain = own.length > 0 && own.every((s) => s.atoms.length === 1 && s.atoms[0] === s.name),
     same = plain && own.every((s) => mix.get(s.name) === s.value);
-  const columns = [...(same ? [] : [["mix", mix]]), ["norm", norm], ...(plain && !same ? [] : [["share", share]])];
-  const shown = columns.filter(([, values]) => values.size),
+  const sizes = plain && !same ? (mode === "share" ? [["share", share]] : [["norm", norm]]) : [["norm", norm], ["share", share]];
+  const shown = [...(same ? [] : [["mix", mix]]), ...sizes].filter(([, values]) => values.size),
     numbers = (name) => shown.map(([, values]) => values.get(name));
   const span = ({ atoms }) => (atoms.length > 1 ? `${atoms[0]} \u2026 ${atoms[atoms.length - 1]}` : atoms[0]);
   const has = (over) => effects && (effects.over === over || (plain && effects.over === "atom")),
     extra = (over) => (has(over) ? ["effect"] : []),
     plus = (over, name) => (has(over) ? [tiny(effect(name)) ? `< ${fmt(effects.floor, 1)}` : brief(effect(name))] : []);
-  if (own.length && plain && effects) own.sort((a, b) => (rankedBy ? size(effect(b.name)) - size(effect(a.name)) : 0));
+  // sources go by what the maps show of them, where the table has it
+  const by = (sources, over, columns, usual) => {
+    const here = columns[mode],
+      [sorted, values] = rankedBy && has(over) ? ["effect", { get: effect }] : here && here[1].size ? here : usual,
+      ranked = sources.sort((a, b) => size(values.get(b.name)) - size(values.get(a.name)));
+    return { sorted, ranked, shade: ({ name }) => (here ? swatch(here[1].get(name)) : null) };
+  };
+  const atoms = { mixing: [same ? "weight" : "mix", mix], contribution: ["norm", norm], share: ["share", share] },
+    weights = { weights: ["weight", weight], ...(plain ? atoms : {}) };
   if (effects) this.rankChoice(parent);
-  if (own.length)
-    this.table(
-      parent,
-      [`from depth${more(own.length)}`, "weight", ...(plain ? shown.map(([head]) => head) : ["holds"]), ...extra("source")],
-      own
-        .slice(0, SHOWN - 1)
-        .map((s) => [
-          s.name,
-          to(s.atoms[s.atoms.length - 1]),
-          swatch("weights", s.value),
-          s.value,
-          ...(plain ? numbers(s.name) : [span(s)]),
-          ...plus("source", s.name),
-        ]),
-    ).dataset.table = "weights";
+  if (own.length) {
+    const { ranked, sorted, shade } = by(own, "source", weights, weights.weights);
+    const head = ["weight", ...(plain ? shown.map(([word]) => word) : ["holds"]), ...extra("source")];
+    this.ranking(parent, "weights", "from depth", head, ranked, sorted, (s) => [
+      s.name,
+      to(s.atoms[s.atoms.length - 1]),
+      shade(s),
+      s.value,
+      ...(plain ? numbers(s.name) : [span(s)]),
+      ...plus("source", s.name),
+    ]);
+  }
   if (!plain && norm.size) {
-    const ranked = by("contribution", "atom"),
-      over = has("atom") ? "atom" : "none";
-    this.table(
-      parent,
-      [`atoms${more(ranked.length)}`, ...shown.map(([head]) => head), ...extra(over)],
-      ranked
-        .slice(0, SHOWN - 1)
-        .map((s) => [s.name, to(s.name), swatch("share", share.get(s.name)), ...numbers(s.name), ...plus(over, s.name)]),
-    ).dataset.table = "atoms";
+    const over = has("atom") ? "atom" : "none",
+      { ranked, sorted, shade } = by(p.read("contribution", row, pos), over, atoms, atoms.contribution);
+    this.ranking(parent, "atoms", "atoms", [...shown.map(([word]) => word), ...extra(over)], ranked, sorted, (s) => [
+      s.name,
+      to(s.name),
+      shade(s),
+      ...numbers(s.name),
+      ...plus(over, s.name),
+    ]);
   }
   if (p.lean && site !== "embed" && !p.answer("column", { pos }))
     el("p", "why", `Reads from depth: ${this.waiting("column", i, { pos })}`, parent);
@@ -198,19 +216,13 @@ View.prototype.half = function (parent, p, i) {
     const keys = Array.from({ length: pos + 1 }, (_, k) => [p.attention(site, pos, k), k])
       .filter(([v]) => !Number.isNaN(v))
       .sort((a, b) => b[0] - a[0]);
-    this.table(
-      parent,
-      [`from the sequence${more(keys.length)}`, "at", "weight"],
-      keys
-        .slice(0, SHOWN - 1)
-        .map(([v, k]) => [
-          glyphs(p.tokens[k]),
-          { panel: i, pos: k, site },
-          css(this.lut.warm[this.shadeWeight(v)]),
-          String(k),
-          v,
-        ]),
-    ).dataset.table = "sequence";
+    this.ranking(parent, "sequence", "from the sequence", ["at", "weight"], keys, "weight", ([v, k]) => [
+      glyphs(p.tokens[k]),
+      { panel: i, pos: k, site },
+      css(this.lut.warm[this.shadeWeight(v)]),
+      String(k),
+      v,
+    ]);
   } else el("p", "why", `${site} reads no other position.`, parent);
   const read = p.tops(row, pos),
     next = p.nextAt(pos),
@@ -248,7 +260,7 @@ View.prototype.coloured = function (parent, p, row, pos) {
 View.prototype.rankChoice = function (parent) {
   const box = el("div", "rank", "sources by ", parent);
   for (const key of ["mass", "effect"]) {
-    const button = el("button", "", key, box);
+    const button = el("button", "", key === "mass" ? this.mode.label.toLowerCase() : key, box);
     button.setAttribute("aria-pressed", String((this.rank || "mass") === key));
     button.onclick = () => {
       this.rank = key;

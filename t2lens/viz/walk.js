@@ -138,9 +138,13 @@ Object.assign(View.prototype, {
     const root = this.box.getRootNode(),
       held = root.activeElement,
       inside = held && (this.crumbs.contains(held) || this.node.contains(held));
+    // the same words may stand in A and in B, and in several tables of each
+    const name = (o) =>
+      [o.closest("[data-node]")?.dataset.node, o.closest("[data-table]")?.dataset.table, o.dataset.part || o.textContent].join("|");
+    const before = inside && name(held);
     make();
     if (!inside || held.isConnected) return;
-    const again = [...this.node.querySelectorAll("button, summary")].find((o) => o.textContent === held.textContent);
+    const again = [...this.node.querySelectorAll("button, summary")].find((o) => name(o) === before);
     (again || this.crumbs.querySelector("strong")).focus({ preventScroll: true });
   },
   walkLine() {

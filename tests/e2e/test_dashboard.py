@@ -149,18 +149,18 @@ def check_tables(maps: Maps, letter: str, trace: t2lens.Trace, site: str, pos: i
         "norm": ("atom", norms),
         "share": ("atom", norms / norms.sum()),
     }
-    ranked_by = {"weights": "weight", "atoms": "norm"}
     tables = ["weights"] if set(data["source"].values) == set(data["atom"].values) else ["weights", "atoms"]
     for table in tables:
         _, *heads = maps.heads(letter, table)
         rows = maps.table(letter, table)
-        assert rows and ranked_by[table] in heads
+        ranked_by = maps.page.locator(f'[data-node="{letter}"] [data-table="{table}"] th[aria-sort]').text_content()
+        assert rows and ranked_by in heads
         for name, *numbers in rows:
             for head, number in zip(heads, numbers, strict=True):
                 if head != "holds":
                     dim, values = by_name[head]
                     same(number, float(values.sel({dim: name})))
-        ranked = [float(row[1 + heads.index(ranked_by[table])]) for row in rows]
+        ranked = [abs(float(row[1 + heads.index(ranked_by)])) for row in rows]
         assert ranked == sorted(ranked, reverse=True)
     attention = data["sequence_attention"].sel(layer=int(site.split(".")[0])).mean("head").values[pos]
     rows = maps.table(letter, "sequence")

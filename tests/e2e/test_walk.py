@@ -302,6 +302,30 @@ def test_answers_are_bounded(show: Show) -> None:
     assert maps.page.evaluate("view.answers.kept.size") == 64
 
 
+@pytest.mark.parametrize(
+    ("mode", "head"), [("weights", "weight"), ("mixing", "mix"), ("contribution", "norm"), ("share", "share")]
+)
+def test_sources_go_by_what_the_maps_show_and_all_of_them_can_be_shown(show: Show, mode: str, head: str) -> None:
+    one = trace(seed=8, residual=AttnRes(block_size=2)) if mode != "weights" else trace(seed=8, residual=AttnRes())
+    maps = show(maps_payload([one], depth=mode, cell=(0, 5, "2.mlp")))
+    table = "weights" if mode == "weights" else "atoms"
+    variable, dim = {"weights": ("depth_weight", "source"), "mixing": ("mixing", "atom")}.get(
+        mode, ("contribution_norm", "atom")
+    )
+    here = one.dataset[variable].sel(read="2.mlp").isel(pos=5).dropna(dim)
+    wanted = [str(name) for name in here[dim].values[np.argsort(-np.abs(here.values), kind="stable")]]
+    assert maps.page.locator(f'[data-table="{table}"] th[aria-sort]').text_content() == head
+    assert [row[0] for row in maps.table("A", table)] == wanted[:5]
+    assert f"5 of {len(wanted)}" in maps.heads("A", table)[0]
+    button = maps.page.get_by_role("button", name=f"show all {len(wanted)}").first
+    button.focus()
+    maps.page.keyboard.press("Enter")
+    assert [row[0] for row in maps.table("A", table)] == wanted
+    assert maps.page.evaluate("document.activeElement.dataset.part") == f"more {table}"  # still there, to fold it again
+    maps.page.keyboard.press("Enter")
+    assert len(maps.table("A", table)) == 5
+
+
 def test_effects_stand_beside_mass(show: Show) -> None:
     one = trace(residual=AttnRes())
     maps = show(maps_payload([one], cell=(0, 5, "out")))
