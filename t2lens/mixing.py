@@ -3,8 +3,9 @@
 With the gates of one forward pass frozen, every read is a linear function of what was written. So the reads' equations
 are not described a second time: `begin`, `read` and `write` run again with the recorded gates on a state with an extra
 atom axis (slot 0 the embedding, slot i + 1 the output of sublayer i). What a read then returns is its contributions,
-and they sum to the read; fed with ones of width 1 in place of the vectors, it returns the mixing matrix where
-coefficients are scalars. Exact as arithmetic on this input; not a causal claim, because gates depend on the same state.
+and they sum to the read; fed with ones of width 1 in place of the vectors, it returns their coefficients, where
+these are numbers: the mixing matrix. Exact as arithmetic on this input; not a causal claim, because gates depend on
+the same state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, by_way
+from t2lens.residual.base import Coefficients, Gates, Read, Reads, ResidualSystem, Site, by_way
 from t2lens.residual.rows import take_rows
 from t2lens.sublayers.positions import Places
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ForwardRecord",
+    "ReadAccount",
     "Resume",
     "Step",
+    "account_by_read",
     "contributions",
     "contributions_by_read",
     "contributions_of_parts",
@@ -237,24 +240,82 @@ def _together(steps: list[Step]) -> Iterator[list[Step]]:
         yield group
 
 
+@dataclass(frozen=True)
+class ReadAccount:
+    """What one read is made of: the contribution [B, T, D] of every atom, in the order of the system's atoms, and what
+    is told of it. Zero for atoms that are written later, or not at all in this pass.
+
+    Where coefficients are numbers, contributions are not made for what can be told without: one atom at a time is in
+    memory.
+    """
+
+    read: Read
+    _written: tuple[Tensor, ...]  # what was written, embed first: [B, T, D] each
+    _carried: tuple[Tensor, ...]  # the same as the linear form takes it; the vectors that coefficients multiply
+    _energy: tuple[Tensor, ...]  # |written|^2 [B, T]
+    _found: Tensor  # [A, B, T, D or 1] coefficients, or [A, B, T, D] contributions
+    _kind: Coefficients
+
+    @property
+    def _there(self) -> range:
+        return range(min(len(self._written), self.read.site.seen + 1))
+
+    def _part(self, i: int) -> Tensor:
+        return self._found[i] if self._kind == "operator" else self._found[i] * self._carried[i]
+
+    def _rows(self, row: Callable[[int], Tensor], like: Tensor) -> Tensor:
+        """[A, ...] of row(i) for every atom there, zeros else."""
+        rows = like.new_zeros(len(self._found), *like.shape)
+        for i in self._there:
+            rows[i] = row(i)
+        return rows
+
+    def contributions(self) -> Tensor:
+        """[A, B, T, D]; they sum over A to the read as the residual system made it."""
+        return self._found if self._kind == "operator" else self._rows(self._part, self._carried[0])
+
+    def total(self) -> Tensor:
+        """[B, T, D]: their sum."""
+        if self._kind == "operator":
+            return self._found.sum(dim=0)
+        total = torch.zeros_like(self._carried[0])
+        for i in self._there:
+            total.addcmul_(self._found[i].to(total.dtype), self._carried[i])
+        return total
+
+    def mixing(self) -> Tensor:
+        """[A, B, T], a row of the mixing matrix: the coefficient c of each atom a where that is one number; else the
+        energy-weighted mean <c a, a> / <a, a> (0 where the atom is the zero vector), the one number that keeps the part
+        of a contribution along its atom."""
+        return self._found.squeeze(-1) if self._kind == "scalar" else self._rows(self._along, self._energy[0])
+
+    def _along(self, i: int) -> Tensor:
+        along, energy = (self._part(i) * self._written[i]).sum(dim=-1), self._energy[i]
+        return torch.where(energy > 0, along / energy.clamp(min=torch.finfo(energy.dtype).tiny), 0)
+
+    def lengths(self) -> Tensor:
+        """[A, B, T]: the length of each contribution."""
+        return self._rows(lambda i: self._part(i).norm(dim=-1), self._energy[0])
+
+
 @torch.no_grad()
+def account_by_read(residual: ResidualSystem, record: ForwardRecord, form: str = "additive") -> Iterator[ReadAccount]:
+    """The account of every read in order, in one walk over the record. ValueError: a form the system does not have."""
+    code = residual.linear_form(form)
+    kind = code.coefficients()
+    written = tuple(record.atoms)
+    writers = (None, *(step for step in record.steps if step.out is not None))
+    carried = () if kind == "operator" else tuple(_atom(code, record, step) for step in writers)
+    energy = tuple(atom.square().sum(dim=-1) for atom in written)
+    for read, found in _whole(code, record, width_one=kind != "operator"):
+        yield ReadAccount(read, written, carried, energy, found, kind)
+
+
 def contributions_by_read(
     residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
 ) -> Iterator[tuple[Read, Tensor]]:
-    """For every read in order: (read, contributions [A, B, T, D]). They sum over A to `record.reads[read.name]`.
-
-    Where coefficients are scalars the vectors are multiplied at the end, so that one [A, B, T, D] exists at a time.
-    """
-    code = residual.linear_form(form)
-    if not code.scalar():
-        yield from _whole(code, record, width_one=False)
-        return
-    writers = (None, *(step for step in record.steps if step.out is not None))
-    atoms = torch.stack([_atom(code, record, step) for step in writers])
-    for read, coefficient in _whole(code, record, width_one=True):
-        share = torch.zeros(len(residual.atoms), *atoms.shape[1:], dtype=atoms.dtype, device=atoms.device)
-        share[: len(atoms)] = coefficient[: len(atoms)] * atoms
-        yield read, share
+    """For every read in order: (read, contributions [A, B, T, D]). They sum over A to `record.reads[read.name]`."""
+    return ((account.read, account.contributions()) for account in account_by_read(residual, record, form))
 
 
 @torch.no_grad()
@@ -288,7 +349,8 @@ def contributions_of_parts(
     code = residual.linear_form(form)
     steps = {step.site.name: step for step in record.steps if step.out is not None}
     places = {name: i for i, name in enumerate(residual.atoms) if i == 0 or name in steps}
-    coefficients = next(c for r, c in _whole(code, record, width_one=True) if r.name == read) if code.scalar() else None
+    walked = None if code.coefficients() == "operator" else _whole(code, record, width_one=True)
+    coefficients = next(found for each, found in walked if each.name == read) if walked else None
     for name, mine in parts.items() if isinstance(parts, Mapping) else parts:
         if name not in places:
             raise KeyError(f"No atom {name!r} in this pass; the atoms are {', '.join(places)}.")
@@ -314,28 +376,11 @@ def _parts_of_one(
     return next(share for r, share in _account(code, record, counts, pieces) if r.name == read)
 
 
-@torch.no_grad()
 def mixing_by_read(
     residual: ResidualSystem, record: ForwardRecord, form: str = "additive"
 ) -> Iterator[tuple[Read, Tensor]]:
-    """For every read in order: (read, M row [A, B, T]).
-
-    Scalar systems: the coefficient itself. Others: the energy-weighted mean <c, a> / <a, a> of contribution c on atom a
-    (0 where the atom is the zero vector), the one number that keeps the part of c along a.
-    """
-    code = residual.linear_form(form)
-    if code.scalar():
-        for read, coefficient in _whole(code, record, width_one=True):
-            yield read, coefficient.squeeze(-1)
-        return
-    written = record.atoms
-    energy = [a.square().sum(dim=-1) for a in written]
-    for read, share in _whole(code, record, width_one=False):
-        row = share.new_zeros(share.shape[:-1])
-        for i in range(read.site.seen + 1):
-            along = (share[i] * written[i]).sum(dim=-1)
-            row[i] = torch.where(energy[i] > 0, along / energy[i].clamp(min=torch.finfo(row.dtype).tiny), 0)
-        yield read, row
+    """For every read in order: (read, M row [A, B, T]); see `ReadAccount.mixing`."""
+    return ((account.read, account.mixing()) for account in account_by_read(residual, record, form))
 
 
 @torch.no_grad()

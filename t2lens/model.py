@@ -22,12 +22,12 @@ from t2lens.config import ModelConfig
 from t2lens.hooks import ActivationCache, HookPoint
 from t2lens.lens_surface import LensSurface
 from t2lens.mixing import (
+    TOLERANCE,
     ForwardRecord,
     Resume,
-    contributions_by_read,
+    account_by_read,
     contributions_of,
     contributions_of_parts,
-    mixing_by_read,
 )
 from t2lens.residual import Gates, Read, ResidualSystem, Site, build_residual, make_sites
 from t2lens.sublayers import Attention, DecodingCache, LocalMixer, Norm, Places, RelativeTable
@@ -355,15 +355,14 @@ class Transformer(TextInterface, LensSurface):
     def mixing_of(self, record: ForwardRecord) -> Tensor | None:
         """[read, atom, batch, pos]: the mixing matrix of a recorded pass where it gives every read exactly, or None:
         coefficients are no scalars, or a hook edited the stream or a read."""
-        if not self.residual.scalar():
+        if self.residual.coefficients() != "scalar":
             return None
         rows = []
-        both = zip(mixing_by_read(self.residual, record), contributions_by_read(self.residual, record), strict=True)
-        for (read, row), (_, share) in both:
-            wanted = record.read(read.name)
-            if float((share.sum(dim=0) - wanted).abs().max()) > 0.1 * float(wanted.abs().max()):
+        for account in account_by_read(self.residual, record):
+            wanted = record.read(account.read.name)
+            if float((account.total() - wanted).abs().max()) > TOLERANCE * float(wanted.abs().max()):
                 return None
-            rows.append(row)
+            rows.append(account.mixing())
         return torch.stack(rows)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ActivationCache | dict[str, Tensor]]:

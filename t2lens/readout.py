@@ -20,7 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["NEXT", "Followed", "chunks", "lens", "lens_values", "logit_shares_of", "token_id", "word"]
+__all__ = ["NEXT", "Followed", "chunks", "entropy", "lens", "lens_values", "logit_shares_of", "token_id", "word"]
 
 NEXT = "next"
 """Follow the true next token at each position."""
@@ -95,15 +95,19 @@ def lens(model: Transformer, x: Tensor) -> Tensor:
 
 def lens_values(own: Tensor, final: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Numbers [N] of predictions `own` [N, V], log probabilities: logprob and rank (1: the likeliest) of the targets
-    [N], entropy, and kl from the model's own prediction `final` [N, V]. NaN where a prediction is."""
+    [N], and kl from the model's own prediction `final` [N, V]. NaN where a prediction is."""
     of_target = own.gather(-1, target.unsqueeze(-1))
-    rank = 1 + (own > of_target).sum(dim=-1).double()
+    rank = 1 + (own > of_target).count_nonzero(dim=-1).double()
     return {
         "logprob": of_target.squeeze(-1),
         "rank": rank.masked_fill(of_target.isnan().squeeze(-1), torch.nan),
-        "entropy": -(own.exp() * own).sum(dim=-1),
         "kl": (final.exp() * (final - own)).sum(dim=-1).clamp(min=0.0),
     }
+
+
+def entropy(own: Tensor) -> Tensor:
+    """[N], nats, of log probabilities [N, V]."""
+    return -(own.exp() * own).sum(dim=-1)
 
 
 # --- shares of a logit -----------------------------------------------------------------------------------------------

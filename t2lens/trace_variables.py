@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from t2lens.edits import Marks
-from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.mixing import ForwardRecord, account_by_read
 from t2lens.readout import Followed, follow_variables
 from t2lens.residual import Read, by_way
 
@@ -36,7 +36,7 @@ class Account:
 
     mixing, length: [read, pos, atom], NaN for atoms not written before the read, and where an edit replaced what is
     carried. off: name of a check -> the largest error of what is summed, relative to the read; without "mixing" where
-    coefficients are no numbers. last: contributions [A, 1, T, D] of the last read.
+    coefficients are not one number per token. last: contributions [A, 1, T, D] of the last read.
     """
 
     mixing: np.ndarray
@@ -46,33 +46,23 @@ class Account:
 
 
 def account_of(model: Transformer, record: ForwardRecord, form: str, touched: Marks, dtype: Any) -> Account:
-    residual, n_pos = model.residual, record.atoms[0].shape[1]
+    n_pos = record.atoms[0].shape[1]
     mixing = np.full((len(model.reads), n_pos, len(model.atoms)), np.nan, dtype)
-    length, code, last = mixing.copy(), residual.linear_form(form), torch.empty(0)
-    off = {"recombination": 0.0}
-    atoms = None
-    if code.scalar():
-        off["mixing"] = 0.0
-        written = [code.atom(step.out, step.gates) for step in record.steps if step.out is not None]
-        atoms = torch.stack([record.atoms[0], *written])
-
-    def worse(check: str, whole: Tensor, read: Read) -> None:
-        # a read as its contributions must give it: before an edit of the read itself
-        made = (record.made if read.name in touched.reads else record.reads)[read.name]
-        error = float((whole - made).abs().max() / made.abs().max().clamp(min=1e-30))
-        off[check] = error if not error <= off[check] else off[check]  # keeps NaN, which `max` may drop
-
-    for i, (read, row) in enumerate(mixing_by_read(residual, record, form)):
+    length, worst, last = mixing.copy(), 0.0, torch.empty(0)
+    for i, account in enumerate(account_by_read(model.residual, record, form)):
+        read, there = account.read, account.read.site.seen + 1  # atoms written before this read
         if read.name not in touched.lost:
-            there = read.site.seen + 1  # atoms written before this read
-            mixing[i][:, :there] = _array(row[:there, 0].T)
-            if atoms is not None:
-                worse("mixing", torch.einsum("abt,abtd->btd", row[: len(atoms)], atoms), read)
-    for i, (read, last) in enumerate(contributions_by_read(residual, record, form)):
-        if read.name not in touched.lost:
-            there = read.site.seen + 1
-            length[i][:, :there] = _array(last[:there, 0].norm(dim=-1).T)
-            worse("recombination", last.sum(dim=0), read)
+            mixing[i][:, :there] = _array(account.mixing()[:there, 0].T)
+            length[i][:, :there] = _array(account.lengths()[:there, 0].T)
+            # a read as its contributions must give it: before an edit of the read itself
+            made = (record.made if read.name in touched.reads else record.reads)[read.name]
+            error = float((account.total() - made).abs().max() / made.abs().max().clamp(min=1e-30))
+            worst = error if not error <= worst else worst  # keeps NaN, which `max` may drop
+        if read.site.kind == "out":
+            last = account.contributions()
+    off = {"recombination": worst}
+    if model.residual.linear_form(form).coefficients() == "scalar":
+        off["mixing"] = worst  # what is summed is the row of M times the atoms
     return Account(mixing=mixing, length=length, off=off, last=last)
 
 
@@ -82,7 +72,6 @@ def variables_of(
     tokens: Tensor,
     logits: Tensor,
     patterns: dict[str, Tensor],
-    form: str,
     account: Account,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(variables, coordinates)"""
@@ -110,7 +99,7 @@ def variables_of(
         "mixing": (
             ("read", "pos", "atom"),
             account.mixing,
-            {"coefficients": "scalar" if residual.linear_form(form).scalar() else "energy-weighted mean"},
+            {"coefficients": "scalar" if "mixing" in account.off else "energy-weighted mean"},
         ),
         "contribution_norm": (("read", "pos", "atom"), account.length, {"unit": "stream"}),
         "residual_norm": (

@@ -284,7 +284,7 @@ def trace(
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
     account = account_of(model, record, form, touched, np.float64 if logits.dtype == torch.float64 else np.float32)
-    variables, coords = variables_of(model, record, tokens, logits, patterns, form, account)
+    variables, coords = variables_of(model, record, tokens, logits, patterns, account)
     for variable, kind in ATTENTION if heads == "mean" else ():
         if variable in variables:
             variables[variable][2]["mean_of"] = max(n for name_, n in counts.items() if name_.split(".")[2] == kind)

@@ -20,7 +20,7 @@ from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.layout import put, word
 from t2lens.analysis.progress import progress
-from t2lens.readout import lens_values
+from t2lens.readout import entropy, lens_values
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -142,7 +142,7 @@ def _described(token: Tensor, logits: Tensor, temperature: float, top_k: int | N
         id=int(token),
         probability=float(values["logprob"].exp()),
         rank=int(values["rank"]),
-        entropy=float(values["entropy"]),
+        entropy=float(entropy(own)),
         drawn_from=float(drawn_from),
         top_ids=tuple(best.indices.tolist()),
         top_probabilities=tuple(best.values.exp().tolist()),

@@ -28,7 +28,7 @@ from t2lens.analysis.layout import put
 from t2lens.analysis.progress import progress
 from t2lens.analysis.statistics import interval_of_mean
 from t2lens.analysis.variants import recorded, sequences
-from t2lens.mixing import TOLERANCE, ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.mixing import TOLERANCE, ForwardRecord, account_by_read
 from t2lens.residual import Read, Source
 from t2lens.tracing import depth_weights
 
@@ -128,14 +128,12 @@ class _Tokens:
         self.rows["weight"].append(self._weights(record, counted))
         residual, shape = self.model.residual, (self.counts[-1], len(self.reads), self.n)
         mixing, length = np.full(shape, np.nan), np.full(shape, np.nan)
-        for i, (read, row) in enumerate(mixing_by_read(residual, record, self.form)):
-            there = read.site.seen + 1
-            mixing[:, i, :there] = _numbers(row[:there, 0, counted].T)
-        for i, (read, part) in enumerate(contributions_by_read(residual, record, self.form)):
-            there = read.site.seen + 1
-            length[:, i, :there] = _numbers(part[:there, 0, counted].norm(dim=-1).T)
-            if self._misses(part.sum(dim=0), record.made[read.name]):
-                self.lost.add(read.name)
+        for i, account in enumerate(account_by_read(residual, record, self.form)):
+            there = account.read.site.seen + 1
+            mixing[:, i, :there] = _numbers(account.mixing()[:there, 0, counted].T)
+            length[:, i, :there] = _numbers(account.lengths()[:there, 0, counted].T)
+            if self._misses(account.total(), record.made[account.read.name]):
+                self.lost.add(account.read.name)
         self.rows["mixing"].append(mixing)
         self.rows["contribution"].append(length)
 
@@ -335,7 +333,7 @@ def _notes(model: Transformer, tokens: _Tokens, start: bool, n_boot: int) -> lis
         notes.append(f"Intervals (low, high) of means: 95%, bootstrap over sequences, {n_boot} draws.")
     else:
         notes.append("There are no intervals: " + ("they were not asked for." if several > 1 else "one sequence."))
-    if not model.residual.linear_form(tokens.form).scalar():
+    if model.residual.linear_form(tokens.form).coefficients() != "scalar":
         notes.append("A coefficient is a matrix or a vector in this system: mixing is its energy-weighted mean.")
     if tokens.lost:
         names = ", ".join(read.name for read in tokens.reads if read.name in tokens.lost)

@@ -28,7 +28,7 @@ from t2lens.analysis.finding import Finding
 from t2lens.analysis.inputs import Batch, check_finite, gradients, read_batch, token_id
 from t2lens.analysis.sweep import Cut, Over, point_of, routes_of, source_parts, sweep
 from t2lens.analysis.variants import recorded, sequences
-from t2lens.mixing import ForwardRecord, contributions_by_read, mixing_by_read
+from t2lens.mixing import ForwardRecord, account_by_read
 from t2lens.residual import Read
 from t2lens.sublayers.norms import wide
 from t2lens.tracing import depth_weights
@@ -177,15 +177,12 @@ def _of_reads(
             product = (weight.double() * slopes[point_of(read, over)][0].T.double()).sum(dim=-1)
             yield read, weight, source_parts(model, record, read).double().norm(dim=-1), product
         return
-    residual = model.residual
-    for (read, row), (_, share) in zip(
-        mixing_by_read(residual, record), contributions_by_read(residual, record), strict=True
-    ):
-        if read in routes:
+    for account in account_by_read(model.residual, record):
+        if (read := account.read) in routes:
             n = len(routes[read])
-            part = share[:n, 0].double()
+            part = account.contributions()[:n, 0].double()
             product = torch.einsum("atd,td->a", part, slopes[point_of(read, over)][0].double())
-            yield read, row[:n, 0], part.norm(dim=-1), product
+            yield read, account.mixing()[:n, 0], part.norm(dim=-1), product
 
 
 def _slopes(model: Transformer, one: Batch, points: Sequence[str]) -> dict[str, Tensor]:

@@ -213,7 +213,7 @@ def _notes(
         notes += _renormalising(data, why)
     notes += caveats(model) if over == "source" else []
     notes += _left_out(model, over)
-    if over == "atom" and not model.residual.linear_form("additive").scalar():
+    if over == "atom" and model.residual.linear_form("additive").coefficients() != "scalar":
         notes.append("Coefficients are vectors or operators here: mass is their energy-weighted mean <c, a> / <a, a>.")
     return [*notes, *batch.notices]
 

@@ -197,7 +197,7 @@ class Flow:
 def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, slice, Tensor]]:
     """For every read, some atoms at a time: contributions [A, B, T, D] of what they wrote at positions `where` [T]."""
     code, n_atoms = frozen.code, len(frozen.atoms)
-    if code.scalar() and bool(where.all()):
+    if code.coefficients() != "operator" and bool(where.all()):
         for read, parts in contributions_by_read(frozen.model.residual, frozen.record, frozen.form):
             yield read, slice(n_atoms), parts
         return

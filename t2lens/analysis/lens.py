@@ -23,7 +23,7 @@ from t2lens.analysis.inputs import Batch, read_batch
 from t2lens.analysis.layout import chosen_tokens, per_token, put, token_axes, token_coords, word
 from t2lens.analysis.progress import progress
 from t2lens.mixing import ForwardRecord
-from t2lens.readout import chunks, lens, lens_values
+from t2lens.readout import chunks, entropy, lens, lens_values
 from t2lens.residual.hyper_connections import HyperConnected
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _measure(
         values = lens_values(own, final, target)
         logprob = torch.where(has, values.pop("logprob"), torch.nan)
         values["rank"] = torch.where(has, values["rank"], torch.nan)
-        values |= {"probability": logprob.exp(), "loss": -logprob}
+        values |= {"probability": logprob.exp(), "loss": -logprob, "entropy": entropy(own)}
         best = own.topk(top, dim=-1)
         values |= {"top_probability": best.values.exp(), "top_id": best.indices.masked_fill(best.values.isnan(), -1)}
         for name, value in values.items():

@@ -14,9 +14,9 @@ that makes the forward pass also accounts for it (`t2lens.mixing` runs it on a s
         state = write(state, site, atom(out, gates), gates)    linear in (state, atom)
     logits = unembed(norm(read at site "out"))
 
-Linear code sees [..., B, T, D] with any leading axes, and D of any width where `scalar()` holds. Ways: attention may
-read with its queries, keys and values apart ("q", "k", "v"); "r" is what the block carries on, where a system mixes
-that too. A new system is one file with one subclass and one line in `residual/__init__.py`.
+Linear code sees [..., B, T, D] with any leading axes, and D of width 1 where `coefficients()` are numbers. Ways:
+attention may read with its queries, keys and values apart ("q", "k", "v"); "r" is what the block carries on, where a
+system mixes that too. A new system is one file with one subclass and one line in `residual/__init__.py`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,23 @@ from t2lens.config import ModelConfig
 from t2lens.hooks import HookPoint
 from t2lens.sublayers.positions import DecodingCache, Places
 
-__all__ = ["Gates", "Read", "Reads", "ResidualSystem", "Site", "Source", "WeightsFrom", "by_way", "make_sites"]
+__all__ = [
+    "Coefficients",
+    "Gates",
+    "Read",
+    "Reads",
+    "ResidualSystem",
+    "Site",
+    "Source",
+    "WeightsFrom",
+    "by_way",
+    "make_sites",
+]
 
 Gates = dict[str, Tensor]  # one forward pass's numbers at one site: [B, T, ...] each
 Reads = Tensor | dict[str, Tensor]  # one read, or one per way
 WeightsFrom = Literal["nothing", "keys", "state"]
+Coefficients = Literal["scalar", "channel", "operator"]
 State = Any  # what the system carries; its own business
 
 
@@ -194,9 +206,11 @@ class ResidualSystem(nn.Module):
             raise ValueError(f"{type(self).__name__} has no form {form!r}; it has {', '.join(self.forms)}.")
         return self
 
-    def scalar(self) -> bool:
-        """Whether every coefficient of an atom in a read is one number per token (else M is energy-weighted)."""
-        return True
+    def coefficients(self) -> Coefficients:
+        """What an atom is multiplied by on its way into a read: one number per token ("scalar"), one per token and
+        channel ("channel"), or something that mixes channels or tokens ("operator"). Without "scalar", M holds
+        energy-weighted means."""
+        return "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         """What the depth weights of `site` run over (in every way), in the order of their last axis."""

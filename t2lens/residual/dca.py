@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -270,8 +270,8 @@ class DeepCrossAttention(ResidualSystem):
         return state
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        return self.cfg.grn == "v1"
+    def coefficients(self) -> Coefficients:
+        return "scalar" if self.cfg.grn == "v1" else "operator"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         if site.kind == "mlp" or (site.kind == "local" and self._skip is None):

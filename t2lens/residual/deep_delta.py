@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.hooks import HookPoint
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
 from t2lens.sublayers.short_conv import causal_conv
@@ -178,7 +178,7 @@ class DeepDeltaLearning(ResidualSystem):
             kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]
             weight = kernel.transpose(0, 1) * read[:, None, None]  # [V, D, K]
             return causal_conv(state.x, weight, state.places, f"{site.name}.state").sum(dim=-2)
-        return (state * self.effective_read(site)).sum(dim=-2) if self.expanded else state
+        return _over_channels(state, self.effective_read(site)) if self.expanded else state
 
     def _row(self, site: Site) -> int:
         """Which compressor reads at `site`."""
@@ -246,8 +246,10 @@ class DeepDeltaLearning(ResidualSystem):
         return self if form == "additive" else _OperatorForm(self)
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        return not self.expanded
+    def coefficients(self) -> Coefficients:
+        if self.looks_back:
+            return "operator"
+        return "channel" if self.expanded else "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return (Source("state", self.atoms[: site.index + 1]),)
@@ -288,6 +290,16 @@ class DeepDeltaLearning(ResidualSystem):
                 self.gate_points[-1][name] = point
 
 
+def _over_channels(state: Tensor, weight: Tensor) -> Tensor:
+    """sum_v w[v] X[v], [..., D], of a state [..., V, D] (or of width 1) and weights [V, D]."""
+    if state.shape[-1] == 1:
+        return state.squeeze(-1) @ weight
+    total = state[..., 0, :] * weight[0]
+    for v in range(1, len(weight)):  # a quarter of the time of a product that is summed: nothing large is made
+        total = torch.addcmul(total, state[..., v, :], weight[v])
+    return total
+
+
 def edit_energy(beta: Tensor, direction: Tensor, values: Tensor) -> Tensor:
     """|beta k a^T|^2 = beta^2 |k|^2 |a|^2 [...], in at least float32: of beta [..., 1], k [..., D] and values a
     [..., V], which a write erases (a = k^T X) or puts there (a = v)."""
@@ -326,5 +338,5 @@ class _OperatorForm(ResidualSystem):
         erased = gates["beta"].to(x.dtype) * self.system._along(gates["direction"], x)
         return x - self.system._outer(gates["direction"], erased) + atom
 
-    def scalar(self) -> bool:
-        return False
+    def coefficients(self) -> Coefficients:
+        return "operator"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
 from t2lens.hooks import HookPoint
 from t2lens.ordered_attention import ordered_pattern
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.positions import Places
 
@@ -118,8 +118,8 @@ class DepthShortSWA(ResidualSystem):
     def _start(self, n_states: int) -> int:
         return 0 if self.cfg.window is None else max(0, n_states - self.cfg.window)
 
-    def scalar(self) -> bool:
-        return False
+    def coefficients(self) -> Coefficients:
+        return "operator"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         if not self.extra:

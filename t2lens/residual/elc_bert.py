@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import centred, rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -196,8 +196,8 @@ class StaticSoftmaxReads(ResidualSystem):
         return site in self.readers or self.norms_readout
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        return self.norm != "layer"
+    def coefficients(self) -> Coefficients:
+        return "operator" if self.norm == "layer" else "scalar"
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor | None:
         return gates.get("weights")

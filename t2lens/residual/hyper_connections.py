@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.doubly_stochastic import permutation_table, sinkhorn
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -324,8 +324,8 @@ class HyperConnected(ResidualSystem):
         return self.cfg.readout == "normed_sum" and self.model_cfg.norm.kind == "layer"
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        return not self._centres
+    def coefficients(self) -> Coefficients:
+        return "operator" if self._centres else "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return tuple(Source(f"stream{i}", self.atoms[: site.index + 1]) for i in range(self.cfg.n_streams))

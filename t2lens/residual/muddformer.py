@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.residual.sources import Sources
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
@@ -255,8 +255,8 @@ class MultiwayDynamicDense(ResidualSystem):
         return state
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        return not self.pre
+    def coefficients(self) -> Coefficients:
+        return "operator" if self.pre else "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         if not self._after(site) or site.kind == "mlp":

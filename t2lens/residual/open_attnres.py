@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, ResidualConfig, check_one_of, check_plain, check_positive
 from t2lens.residual.attnres import Keys
-from t2lens.residual.base import Gates, Read, Reads, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, Read, Reads, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import rms_scale, wide
 from t2lens.sublayers.positions import Places
 
@@ -317,8 +317,8 @@ class OpenAttentionResiduals(ResidualSystem):
     def ways(self, site: Site) -> tuple[str, ...]:
         return ("q", "k", "v") if self.scheme.values and site.kind == "attn" else ("",)
 
-    def scalar(self) -> bool:
-        return self.gate_kind != "sigmoid_vector" and not self.scheme.filters
+    def coefficients(self) -> Coefficients:
+        return "operator" if self.gate_kind == "sigmoid_vector" or self.scheme.filters else "scalar"
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor | dict[str, Tensor] | None:
         if not self._mixes(site):

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from t2lens.config import ModelConfig, Norm, ResidualConfig, check_one_of, check_plain, check_positive
-from t2lens.residual.base import Gates, ResidualSystem, Site, Source, WeightsFrom
+from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import centred, rms_scale, wide
 from t2lens.sublayers.positions import Places
 
@@ -298,10 +298,12 @@ class ScaledResidual(ResidualSystem):
         return self.cfg.low_rank is not None and self.cfg.low_rank_form == "normed" and site.kind == "attn"
 
     # --- what the numbers mean
-    def scalar(self) -> bool:
-        by_channel = self.cfg.gate == "channel" or any(gain.per == "channel" for gain in self.gains.values())
+    def coefficients(self) -> Coefficients:
         norm = self.cfg.post_norm
-        return not (by_channel or self.cfg.low_rank or (norm is not None and (norm.weight or norm.kind == "layer")))
+        if self.cfg.low_rank or (norm is not None and norm.kind == "layer"):
+            return "operator"
+        by_channel = self.cfg.gate == "channel" or any(gain.per == "channel" for gain in self.gains.values())
+        return "channel" if by_channel or (norm is not None and norm.weight) else "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         return (Source("stream", self.atoms[: site.index + 1]),)

@@ -137,7 +137,7 @@ def test_shares_of_a_known_network():
     assert wanted["target"].item() == "3"  # the likeliest
 
 
-SCALAR = [name for name in SYSTEMS if tiny(name).residual.scalar()]
+SCALAR = [name for name in SYSTEMS if tiny(name).residual.coefficients() == "scalar"]
 
 
 @pytest.mark.parametrize("system", SCALAR)

@@ -290,7 +290,7 @@ def test_the_normed_sum_is_the_norm_of_each_stream_and_not_of_their_sum():
     w, b = model.ln_final.w, model.ln_final.b
     normed = torch.nn.functional.layer_norm(cache["blocks.2.hook_streams_post"], (16,), w, b / 3, eps=1e-5)
     close(logits, normed.sum(-2) @ model.W_U + model.b_U)
-    assert not model.residual.scalar()
+    assert model.residual.coefficients() == "operator"
     record = model.record(tokens)
     close(t2lens.contributions(model, tokens).sum(-2), record.reads["out"])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.mixing import contributions_by_read, contributions_of_parts, mixing_by_read
+from t2lens.mixing import account_by_read, contributions_by_read, contributions_of_parts, mixing_by_read, walk
 from t2lens.model import Transformer
 from t2lens.sublayers import DecodingCache
 from tests.systems import SYSTEMS, random_tokens, tiny, tiny_config
@@ -38,8 +38,11 @@ def test_contributions_sum_to_the_read_and_shares_to_the_logits(system, local, s
     for attention_mask in (None, mask):
         record = model.record(tokens, attention_mask)
         for form in model.residual.forms:
-            for read, share in contributions_by_read(model.residual, record, form):
-                close(share.sum(dim=0), record.reads[read.name])
+            for account in account_by_read(model.residual, record, form):
+                share, read = account.contributions(), record.reads[account.read.name]
+                close(share.sum(dim=0), read)
+                close(account.total(), read)
+                close(account.lengths(), share.norm(dim=-1))
             shares = model.logit_shares(share, record.reads["out"])
             close(shares.sum(dim=0) + model.logit_bias, model(tokens, attention_mask))
 
@@ -84,8 +87,30 @@ def test_mixing_matrix_applied_to_the_atoms_gives_the_read(system, seed):
     for i, (read, row) in enumerate(mixing_by_read(model.residual, record)):
         assert torch.equal(matrix[:, i].movedim(-1, 0), row)
         assert not row[read.site.seen + 1 :].any()  # what is not written yet has no part in the read
-        if model.residual.scalar():
+        if model.residual.coefficients() == "scalar":
             close((row.unsqueeze(-1) * atoms).sum(dim=0), record.reads[read.name])
+
+
+@seeds
+@local
+def test_coefficients_that_are_numbers_give_what_the_walk_with_whole_vectors_gives(system, local, seed):
+    model = tiny(system, seed, local=local)
+    record, code = model.record(random_tokens(seed)), model.residual
+    walked = walk(code, record, *_apart(code, record))
+    for account, (read, whole) in zip(account_by_read(code, record), walked, strict=True):
+        assert account.read == read
+        close(account.contributions(), whole)
+
+
+def _apart(code, record):
+    """Every atom on a line of its own: [A, B, T, D] of the embedding, and of what a step wrote."""
+
+    def line(i, vectors):
+        lines = vectors.new_zeros(len(code.atoms), *vectors.shape)
+        lines[i] = vectors
+        return lines
+
+    return line(0, record.embed), lambda step: line(step.site.index + 1, code.atom(step.out, step.gates))
 
 
 @seeds
