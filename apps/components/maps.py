@@ -7,23 +7,30 @@ A choice is drawn in the browser at once and then reported here as state: `cell`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamlit.components.v2 import component
 
-from t2lens.viz.payload import renderer_js
+from t2lens.viz.payload import exchange_js, renderer_js
 
-__all__ = ["answers", "maps"]
+__all__ = ["answers", "maps", "packed"]
 
 _mount = component("t2lens.maps", js=renderer_js())  # once, at import: never inside a page
+_deliver = component("t2lens.answers", js=exchange_js())
 
 
-def maps(payload: dict[str, Any], *, key: str, on_change: Callable[[], None]) -> Any:
-    """Mount the maps of `payload` (t2lens.viz.payload); the state is also in `st.session_state[key]`."""
+def packed(payload: dict[str, Any]) -> bytes:
+    """A payload (t2lens.viz.payload) as `maps` takes it: JSON, made once and not anew in every run."""
+    return json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()
+
+
+def maps(payload: bytes, *, key: str, on_change: Callable[[], None]) -> Any:
+    """Mount the maps of a `packed` payload; the state is also in `st.session_state[key]`."""
     return _mount(key=key, data=payload, on_cell_change=on_change, on_show_change=on_change, on_ask_change=on_change)
 
 
 def answers(rev: str, found: Sequence[dict[str, Any]], *, key: str) -> None:
     """Send answers (t2lens.apps.answers) to the maps of the payload with this `rev`; draws nothing."""
-    _mount(key=key, data={"of": rev, "answers": list(found)})
+    _deliver(key=key, data={"of": rev, "answers": list(found)})

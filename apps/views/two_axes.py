@@ -10,7 +10,7 @@ import streamlit as st
 
 from t2lens.analysis.quantities import QUANTITIES, attention_of
 from t2lens.apps.answers import answer
-from t2lens.apps.components.maps import answers, maps
+from t2lens.apps.components.maps import answers, maps, packed
 from t2lens.apps.export import maps_export
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.generation import continue_prompt
@@ -60,8 +60,8 @@ def two_axes(frame: Frame) -> None:
     continue_prompt(frame)
     if frame.first:  # another page may have moved the node
         state.pop("payload", None)
-    payload = _payload((each, tuple(follow), frame.selection.align), traces, frame.selection.align)
-    maps(payload, key="maps", on_change=_chosen)
+    payload, sent = _payload((each, tuple(follow), frame.selection.align), traces, frame.selection.align)
+    maps(sent, key="maps", on_change=_chosen)
     maps_export(frame.tools, frame.sides, traces, follow)
     answers(payload["rev"], _answers(payload["rev"], frame.sides, traces), key="answers")
 
@@ -111,9 +111,9 @@ def _fit_head(traces: list[Any]) -> list[str]:
     return [f"There is no attention head {head} here (0..{n_heads - 1}); showing the mean of all."]
 
 
-def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> dict[str, Any]:
-    """The payload of these traces. It keeps the view that it was made with: later choices live in the browser
-    and in the URL, so a click sends nothing but itself."""
+def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> tuple[dict[str, Any], bytes]:
+    """The payload of these traces, and the bytes of it that are sent. It keeps the view that it was made with: later
+    choices live in the browser and in the URL, so a click sends nothing but itself."""
     state = st.session_state
     if "payload" not in state or state["payload"][0] != identity:
         cell: Cell = state["cell"]
@@ -130,8 +130,8 @@ def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> dict[s
             hint=_hint(traces, cell) if state.pop("newcomer", False) else "",
             notes=_notes(traces),
         )
-        state["payload"] = (identity, payload)
-    return state["payload"][1]
+        state["payload"] = (identity, payload, packed(payload))
+    return state["payload"][1:]
 
 
 def _hint(traces: list[Any], cell: Cell) -> str:

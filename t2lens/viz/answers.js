@@ -33,15 +33,3 @@ class Answers {
     return found;
   }
 }
-
-// Answers arrive in a mount of their own, perhaps before the maps: they meet by the payload's rev. What waits for maps
-// that never come is dropped when four others wait.
-const EXCHANGE = (globalThis.t2lensExchange ??= { views: new Set(), waiting: new Map() });
-function deliver({ of, answers }) {
-  const views = [...EXCHANGE.views].filter((view) => view.rev === of);
-  for (const view of views) view.take(answers);
-  if (views.length) return;
-  EXCHANGE.waiting.delete(of);
-  EXCHANGE.waiting.set(of, answers);
-  while (EXCHANGE.waiting.size > 4) EXCHANGE.waiting.delete(EXCHANGE.waiting.keys().next().value);
-}

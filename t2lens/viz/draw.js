@@ -287,13 +287,15 @@ Object.assign(View.prototype, {
 
   // ---- marks above a map: the choice and the hovered cell, without drawing the map again
   mark(m) {
-    const ctx = m.over.getContext("2d"),
-      g = m.geom,
-      p = this.panels[m.i],
-      h = this.hover;
+    const marks = [],
+      g = m.geom;
+    if (g) this.marked(m, (...box) => marks.push(box));
+    const now = JSON.stringify(marks);
+    if (now === m.marks) return; // a canvas that is touched is sent to the screen again
+    m.marks = now;
+    const ctx = m.over.getContext("2d");
     ctx.clearRect(0, 0, m.over.width, m.over.height);
-    if (!g) return;
-    const box = (c, r, across, line) => {
+    for (const [c, r, across, line] of marks) {
       let [x, y, w, b] = this.rect(g, c, r);
       if (across) {
         x = g.x;
@@ -313,8 +315,13 @@ Object.assign(View.prototype, {
       ctx.lineWidth = line;
       ctx.strokeStyle = this.colors.ink;
       ctx.strokeRect(x, y, w, b);
-    };
-    const site = this.site(m.i),
+    }
+  },
+  // box(column, row, whether across the map, width of the line) of everything that is marked in a map
+  marked(m, box) {
+    const p = this.panels[m.i],
+      h = this.hover,
+      site = this.site(m.i),
       row = p.row.get(site),
       pos = this.at(m.i),
       from = h && this.panels[h.m.i],

@@ -14,7 +14,7 @@ Object.assign(View.prototype, {
     this.receive(answers);
     this.measuring = "";
     this.ranges.clear(); // of differences: there may be more numbers now
-    this.draw();
+    this.drawSoon();
     this.ask(); // what is still missing, if it was not asked
   },
   // what is shown and not there: all of it, because the server hears the last question only

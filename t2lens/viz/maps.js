@@ -2,7 +2,7 @@
 //
 //   renderMaps(root, payload, onSelect)   draws `payload` (see payload.py) into the element `root`;
 //                                         onSelect("cell" | "show" | "ask", value) hears every choice and every question.
-//   export default                        the entry that Streamlit's components call, with a payload or with answers.
+//   export default                        the entry that Streamlit's components call, with a payload as it is or as bytes.
 //
 // x is sequence position, y is depth (embed at the bottom, out on top). Cool colours are the chosen quantity; warm
 // colours are always "what a node reads" (or, in the layer rollout, what feeds it), on a root scale; a difference has
@@ -38,6 +38,7 @@ class View {
     this.dark.removeEventListener("change", this.redraw);
     clearTimeout(this.timer);
     clearInterval(this.player?.timer);
+    cancelAnimationFrame(this.frame);
   }
 
   update(payload, onSelect) {

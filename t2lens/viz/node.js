@@ -288,10 +288,8 @@ export function renderMaps(root, payload, onSelect) {
 }
 
 export default function ({ parentElement, data, setStateValue }) {
-  if (data && data.of !== undefined) {
-    deliver(data); // answers: shown by the maps that asked
-    return undefined;
-  }
+  // text as bytes: not made anew, nor parsed, when a run has nothing new
+  if (data instanceof Uint8Array) data = JSON.parse(new TextDecoder().decode(data));
   // `turn` makes every choice a new value, also the choice of a cell that was chosen in an earlier prompt
   return renderMaps(parentElement, data, (key, value) => setStateValue(key, { ...value, turn: Date.now() }));
 }

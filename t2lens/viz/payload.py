@@ -99,6 +99,7 @@ __all__ = [
     "blanks",
     "column_meaning",
     "depth_range",
+    "exchange_js",
     "maps_payload",
     "next_tokens",
     "ordered_reads",
@@ -133,6 +134,7 @@ RENDERER = (
     "ink.js",
     "panel.js",
     "answers.js",
+    "exchange.js",
     "maps.js",
     "tell.js",
     "pen.js",
@@ -156,6 +158,14 @@ def renderer_js() -> str:
     css = json.dumps(read("maps.css").read_text("utf-8")).replace("</", "<\\/")
     parts = [read(name).read_text("utf-8") for name in RENDERER]
     return "\n".join([f"const CSS = {css};", luts_js(), *parts])
+
+
+@functools.cache
+def exchange_js() -> str:
+    """A small module whose default export, called as Streamlit's components are, hands its data, answers (see above),
+    to the maps of this page."""
+    text = resources.files("t2lens.viz").joinpath("exchange.js").read_text("utf-8")
+    return f"{text}\nexport default ({{ data }}) => void deliver(data);\n"
 
 
 def maps_payload(

@@ -2,6 +2,27 @@
 
 Object.assign(View.prototype, {
   draw() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    for (const map of this.drawing()); // all of them, now
+  },
+  // in the frames to come, some maps in each: what arrives late never keeps the page from following the pointer
+  drawSoon() {
+    cancelAnimationFrame(this.frame);
+    const maps = this.drawing(),
+      some = () => {
+        const until = performance.now() + 10;
+        let done = false;
+        while (!done && performance.now() < until) done = maps.next().done;
+        this.frame = done ? 0 : requestAnimationFrame(some);
+      };
+    this.frame = requestAnimationFrame(some);
+  },
+  // what is still to be drawn, at once
+  settle() {
+    if (this.frame) this.draw();
+  },
+  *drawing() {
     if (!this.panels) return;
     this.width = this.box.clientWidth;
     const style = getComputedStyle(this.box);
@@ -43,7 +64,9 @@ Object.assign(View.prototype, {
       if (m.between && !this.comparing) continue;
       if (m.between) this.apartMap(m);
       else this[m.kind](m);
+      m.marks = ""; // the layer above is empty now
       this.mark(m);
+      yield m;
     }
     this.refill(() => {
       this.walkLine();

@@ -103,7 +103,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Maps]]:
             window.again = (p) => renderMaps(root, p, {hear});
             window.stop = again({body});
             window.view = root.t2lens;
-            window.answer = (answers, of = view.rev) => deliver({{ of, answers }});
+            window.answer = (answers, of = view.rev) => (deliver({{ of, answers }}), view.settle());
             window.exchange = EXCHANGE;"""
         style = ":root{color-scheme:light dark}.t2l{--st-background-color:Canvas;--st-text-color:CanvasText}"
         html = f"<!doctype html><meta charset='utf-8'><style>{style}</style><div id='root'></div>"

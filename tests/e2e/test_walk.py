@@ -14,7 +14,7 @@ import pytest
 import t2lens
 from t2lens.config import MLP, Attention, ModelConfig
 from t2lens.residual import AttnRes, DeepDelta
-from t2lens.viz.payload import maps_payload, renderer_js
+from t2lens.viz.payload import exchange_js, maps_payload, renderer_js
 
 from .driver import Maps
 
@@ -272,20 +272,21 @@ def test_answers_arrive_in_a_mount_of_their_own_before_or_after_the_maps(show: S
     payload["view"] |= {"layer": "rollout"}
     other = {**payload, "rev": "other"}
     maps = show(payload)
-    code = renderer_js()
     maps.page.evaluate(
-        """async ([code, payload, other, answer]) => {
-            const file = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-            window.mount = (await import(file)).default;
+        """async ([code, small, payload, other, answer]) => {
+            const file = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+            const mount = (await import(file(code))).default, hand = (await import(file(small))).default;
             const root = (id) => Object.assign(document.body.appendChild(document.createElement("div")), { id })
                 .attachShadow({ mode: "open" });
             const set = () => {};
-            mount({ parentElement: root("early"), data: { of: "other", answers: [answer] }, setStateValue: set });
-            window.leave = mount({ parentElement: root("late"), data: other, setStateValue: set });
-            mount({ parentElement: root("more"), data: { of: payload.rev, answers: [answer, null, { kind: "x" }] } });
-            for (let k = 0; k < 9; k++) mount({ parentElement: root(`lost${k}`), data: { of: `r${k}`, answers: [] } });
+            hand({ data: { of: "other", answers: [answer] } });
+            const bytes = new TextEncoder().encode(JSON.stringify(other));
+            window.leave = mount({ parentElement: root("late"), data: bytes, setStateValue: set });
+            hand({ data: { of: payload.rev, answers: [answer, null, { kind: "x" }] } });
+            for (let k = 0; k < 9; k++) hand({ data: { of: `r${k}`, answers: [] } });
+            for (const each of exchange.views) each.settle();
         }""",
-        [code, payload, other, rollout(5, "1.mlp", payload["panels"][0]["rows"])],
+        [renderer_js(), exchange_js(), payload, other, rollout(5, "1.mlp", payload["panels"][0]["rows"])],
     )
     said = maps.page.locator("section .why", has_text="absorb 0.987")
     assert said.count() == 2
