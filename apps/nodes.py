@@ -42,7 +42,7 @@ def nearest(frame: Frame, side: Side) -> int:
 def move(**changes: Any) -> None:
     """Choose another node; panel, pos or site that are not given stay."""
     cell = st.session_state["cell"] or Cell(panel=0, pos=0, site="out")
-    st.session_state["cell"] = replace(cell, **changes)
+    st.session_state["cell"], st.session_state["walk"] = replace(cell, **changes), ""
 
 
 def picked(key: str, panel: int | None) -> None:

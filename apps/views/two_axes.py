@@ -16,6 +16,7 @@ from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.generation import continue_prompt
 from t2lens.apps.nodes import fit
 from t2lens.apps.state import Cell, one_of, read_cell, text
+from t2lens.apps.walk import WALK, fit_walk, write_walk
 from t2lens.apps.words import tell
 from t2lens.readout import NEXT, token_id
 from t2lens.viz.fitting import fitted_payload
@@ -60,7 +61,7 @@ def two_axes(frame: Frame) -> None:
     continue_prompt(frame)
     if frame.first:  # another page may have moved the node
         state.pop("payload", None)
-    payload, sent = _payload((each, tuple(follow), frame.selection.align), traces, frame.selection.align)
+    payload, sent = _payload((each, tuple(follow), frame.selection.align), frame, traces)
     maps(sent, key="maps", on_change=_chosen)
     maps_export(frame.tools, frame.sides, traces, follow)
     answers(payload["rev"], _answers(payload["rev"], frame.sides, traces), key="answers")
@@ -111,12 +112,14 @@ def _fit_head(traces: list[Any]) -> list[str]:
     return [f"There is no attention head {head} here (0..{n_heads - 1}); showing the mean of all."]
 
 
-def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> tuple[dict[str, Any], bytes]:
+def _payload(identity: tuple[Any, ...], frame: Frame, traces: list[Any]) -> tuple[dict[str, Any], bytes]:
     """The payload of these traces, and the bytes of it that are sent. It keeps the view that it was made with: later
     choices live in the browser and in the URL, so a click sends nothing but itself."""
     state = st.session_state
     if "payload" not in state or state["payload"][0] != identity:
         cell: Cell = state["cell"]
+        if "payload" in state:  # a walk is one of its prompt and models
+            state["walk"] = ""
         payload = fitted_payload(
             traces,
             quantity=state["quantity"],
@@ -125,13 +128,24 @@ def _payload(identity: tuple[Any, ...], traces: list[Any], align: str) -> tuple[
             way=state["way"],
             layer=state["layer"],
             compare=state["compare"],
-            align=align,
+            align=frame.selection.align,
             cell=(cell.panel, cell.pos, cell.site),
+            trail=_trail(frame, cell),
             hint=_hint(traces, cell) if state.pop("newcomer", False) else "",
             notes=_notes(traces),
         )
         state["payload"] = (identity, payload, packed(payload))
     return state["payload"][1:]
+
+
+def _trail(frame: Frame, cell: Cell) -> list[dict[str, Any]]:
+    state, sides = st.session_state, frame.sides
+    try:
+        return fit_walk(state["walk"], cell, [len(side.tokens) for side in sides], [side.sites for side in sides])
+    except ValueError as error:
+        tell([str(error)])
+        state["walk"] = ""
+        return []
 
 
 def _hint(traces: list[Any], cell: Cell) -> str:
@@ -164,8 +178,8 @@ def _chosen() -> None:
     state["seen"] = {key: reported.get(key) for key in ("cell", "show", "ask")}
     # a value that was here before is an old choice, perhaps of another prompt
     cell, show, ask = (None if seen.get(key) == value else value for key, value in state["seen"].items())
-    if (chosen := read_cell(cell)) is not None:
-        state["cell"] = chosen
+    if isinstance(cell, dict) and (chosen := read_cell(cell)) is not None:
+        state["cell"], state["walk"] = chosen, write_walk(cell.get("trail"))
     if isinstance(show, dict):
         for key, allowed in SHOWN.items():
             if show.get(key) in allowed:
@@ -187,5 +201,6 @@ PAGE = Page(
         one_of("layer", LAYERS, "cross"),
         one_of("compare", COMPARE, "both"),
         text("follow", "", TOKEN_LIMIT),
+        WALK,
     ),
 )

@@ -50,8 +50,9 @@ class View {
     }
     clearInterval(this.player?.timer);
     clearTimeout(this.timer);
-    const view = { layer: "cross", compare: "both", ...payload.view };
-    Object.assign(this, { rev: payload.rev, payload, view, trail: [], past: [], asked: "", how: "", ranges: new Map() });
+    const { trail = [], ...chosen } = payload.view,
+      view = { layer: "cross", compare: "both", ...chosen };
+    Object.assign(this, { rev: payload.rev, payload, view, trail, past: walked(trail), asked: "", how: "", ranges: new Map() });
     this.answers = new Answers();
     this.hover = null;
     this.panels = payload.panels.map((p, i) => new Panel(p, i, this.answers, { ...payload, served: this.served }));
@@ -233,7 +234,7 @@ class View {
     // a run of arrow keys, or of playback, is one choice to go back from
     if (how !== "back" && !(how === this.how && (how === "key" || how === "play")))
       this.past = [...this.past.slice(1 - PAST), { cell: before, trail: this.trail }];
-    this.trail = trail;
+    this.trail = trail.slice(-LONGEST);
     this.how = how;
     this.draw();
     clearTimeout(this.timer);
@@ -241,7 +242,7 @@ class View {
   }
   report() {
     const { panel, pos, site } = this.view;
-    this.onSelect("cell", { panel, pos, site });
+    this.onSelect("cell", { panel, pos, site, ...(this.trail.length && { trail: this.trail }) });
     this.ask();
   }
   pick(m, { c, r }) {

@@ -21,9 +21,10 @@ The payload:
     alignment   null for one panel, or {rule: "same" | "left" | "right", shift, text}: position p of A stands beside
                 p + shift of B. Both prompts the same: "same". Else "left" (same index, shift 0) or "right" (same
                 distance from the end); positions without a partner have nothing beside them, and text says how many
-    view        {panel, pos, site, quantity, depth, head, way, layer, compare}: what is chosen at first; head is "mean",
-                "max" (of each weight over heads) or "0", "1", ...; layer "cross" or "rollout", compare "both" (A | B)
-                or "difference" (A | B | B - A): these two may be absent
+    view        {panel, pos, site, quantity, depth, head, way, layer, compare, trail}: what is chosen at first; head is
+                "mean", "max" (of each weight over heads) or "0", "1", ...; layer "cross" or "rollout", compare "both"
+                (A | B) or "difference" (A | B | B - A); trail [{panel, pos, site, word}]: the nodes that one came
+                through to this one, word the next token at whose logit one began: these three may be absent
     answers     answers (see below) known beforehand, for a page without a server; may be absent
     panels      one per trace:
         letter, name, subtitle, badge {ok, text, lines}, layers
@@ -188,6 +189,7 @@ def maps_payload(
     align: Literal["left", "right"] = "left",
     lean: bool = False,
     answers: Sequence[Mapping[str, Any]] = (),
+    trail: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The payload (see above) of one or two traces.
 
@@ -197,7 +199,7 @@ def maps_payload(
     whether its largest weight over heads, where heads are not sent; head: which one is shown first; way: the same of
     sites that read in several ways; layer, compare: what is drawn over the maps, and which of them; precision "f2"
     halves every array; align: how two different prompts stand beside each other; lean: the first quantity alone, and
-    neither reads nor sequence attention; answers: see above. `t2lens.viz.fitting.fitted_payload` chooses what fits.
+    neither reads nor sequence attention; answers, trail: see above. `t2lens.viz.fitting.fitted_payload` chooses what fits.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -251,6 +253,7 @@ def maps_payload(
             "way": way or next(iter(panels[panel]["ways"])),
             "layer": layer,
             "compare": compare,
+            "trail": [dict(step) for step in trail],
         },
     }
     text = json.dumps(payload, sort_keys=True, allow_nan=False)

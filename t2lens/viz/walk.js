@@ -1,6 +1,10 @@
 // The walk from a node to where it reads from, the way back, and playback. One part of the module that maps.js describes.
 
 const SPEEDS = [1, 2, 4, 8, 16]; // nodes a second
+const LONGEST = 24; // nodes of a walk, the last ones: a link keeps as many
+// what Back can undo of a walk that one did not walk oneself
+const walked = (trail) =>
+  trail.flatMap(({ panel, pos, site, word }, k) => (word === undefined ? [{ cell: { panel, pos, site }, trail: trail.slice(0, k) }] : []));
 const AXES = { depth: ["up", "up the depth"], sequence: ["along", "along the sequence"] };
 
 Object.assign(View.prototype, {

@@ -120,6 +120,7 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "layer": "rollout",
         "compare": "difference",
         "follow": " king",
+        "walk": "A2-out-%20king~A2-out~A2-5.mlp",
         "node": "A:2:3.attn",
     }
     app = open_app(**asked)
@@ -134,6 +135,11 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
         "way": "",
         "layer": "rollout",
         "compare": "difference",
+        "trail": [
+            {"panel": 0, "pos": 2, "site": "out", "word": " king"},
+            {"panel": 0, "pos": 2, "site": "out"},
+            {"panel": 0, "pos": 2, "site": "5.mlp"},
+        ],
     }
     assert payload(app)["panels"][0]["follow"]["text"] == "' king'"
     assert [panel["name"] for panel in payload(app)["panels"]] == ["attnres-full"]
@@ -143,13 +149,15 @@ def test_a_link_restores_models_prompt_quantity_and_node(forward_passes: list[st
 
 
 def test_a_hostile_link_falls_back_and_says_so(forward_passes: list[str]) -> None:
-    app = open_app(a="<script>alert(1)</script>", quantity="gat", node="B:99999:99.mlp", prompt=PROMPT)
+    app = open_app(a="<script>alert(1)</script>", quantity="gat", node="B:99999:99.mlp", prompt=PROMPT, walk="A9-7.nlp")
     assert not app.exception
     said = texts(app)
     assert "<script>" in said and "did you mean gate?" in said  # said as text: st.text knows no markup
     assert "no position 99999" in said and "no site '99.mlp'" in said
-    assert payload(app)["view"]["panel"] == 1
+    assert "through 7.nlp@9, which is not here" in said and "walk" not in url(app)
+    assert payload(app)["view"]["panel"] == 1 and payload(app)["view"]["trail"] == []
     assert len(forward_passes) == 2
+    assert "which is no walk" in texts(open_app(walk="<b>", prompt=PROMPT))
 
 
 @pytest.mark.parametrize("prompt", ["", "   \n "])

@@ -179,6 +179,7 @@ def test_nothing_but_json_and_the_revision_follows_the_content(traces: dict[str,
         "way": "",
         "layer": "cross",
         "compare": "both",
+        "trail": [],
     }
 
 

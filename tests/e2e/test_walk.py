@@ -75,7 +75,17 @@ def test_a_walk_from_a_logit_to_its_origins_and_back(show: Show) -> None:
     assert maps.cell() == node(0, 7, "1.mlp") and maps.crumbs() == "1.mlp@7"
     assert maps.page.get_by_role("button", name="Back").is_disabled()
     maps.page.wait_for_timeout(50)
-    assert [key for key, _ in maps.page.evaluate("heard")].count("cell") >= 8
+    heard = [value for key, value in maps.page.evaluate("heard") if key == "cell"]
+    assert len(heard) >= 8
+    # the same breadcrumb from a link, and the same way back
+    walk = max((value["trail"] for value in heard if "trail" in value), key=len)
+    maps = show(maps_payload([trace(residual=AttnRes())], cell=(0, 3, "0.mlp"), trail=walk))
+    assert maps.crumbs() == "next token x \u2190 out@7 \u2190 2.attn@7 \u2190 2.attn@3 \u2190 0.mlp@3"
+    for expected in (node(0, 3, "2.attn"), node(0, 7, "2.attn"), node(0, 7, "out")):
+        maps.page.get_by_role("button", name="Back").click()
+        assert maps.cell() == expected
+    assert maps.crumbs() == "next token x \u2190 out@7"
+    assert maps.page.get_by_role("button", name="Back").is_disabled()
 
 
 def test_a_cell_outside_the_cross_starts_another_walk(show: Show) -> None:
