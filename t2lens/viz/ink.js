@@ -19,7 +19,9 @@ export function fmt(v, digits = 4) {
   if (!Number.isFinite(v)) return v > 0 ? "inf" : "-inf";
   if (v === 0) return "0";
   const a = Math.abs(v);
-  return a >= 1e5 || a < 1e-4 ? v.toExponential(digits - 1) : String(Number(v.toPrecision(digits)));
+  if (a < 1e5 && a >= 1e-4) return String(Number(v.toPrecision(digits)));
+  const [mantissa, exponent] = v.toExponential(digits - 1).split("e");
+  return `${Number(mantissa)}e${Number(exponent)}`;
 }
 
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060\u2066-\u206f\ufeff]/gu;

@@ -57,10 +57,11 @@ def fmt(value: float, digits: int = 4) -> str:
     """A number to `digits` significant digits; powers of ten only where they are shorter to read.
 
     >>> fmt(0.123456), fmt(2.0), fmt(1234.5, 3), fmt(float("nan")), fmt(1.5e-7, 3)
-    ('0.1235', '2', '1230', 'nan', '1.50e-07')
+    ('0.1235', '2', '1230', 'nan', '1.5e-7')
     """
     if not math.isfinite(value) or value == 0:
         return "0" if value == 0 else str(float(value))
     if not 1e-4 <= abs(value) < 1e5:
-        return f"{value:.{digits - 1}e}"
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{float(f'{value:.{digits}g}'):.10g}"
