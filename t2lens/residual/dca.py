@@ -271,7 +271,7 @@ class DeepCrossAttention(ResidualSystem):
 
     # --- what the numbers mean
     def coefficients(self) -> Coefficients:
-        return "scalar" if self.cfg.grn == "v1" else "operator"
+        return "scalar" if self.cfg.grn == "v1" else "channel"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         if site.kind == "mlp" or (site.kind == "local" and self._skip is None):

@@ -256,7 +256,7 @@ class MultiwayDynamicDense(ResidualSystem):
 
     # --- what the numbers mean
     def coefficients(self) -> Coefficients:
-        return "operator" if self.pre else "scalar"
+        return "channel" if self.pre else "scalar"
 
     def sources(self, site: Site) -> tuple[Source, ...]:
         if not self._after(site) or site.kind == "mlp":

@@ -318,7 +318,9 @@ class OpenAttentionResiduals(ResidualSystem):
         return ("q", "k", "v") if self.scheme.values and site.kind == "attn" else ("",)
 
     def coefficients(self) -> Coefficients:
-        return "operator" if self.gate_kind == "sigmoid_vector" or self.scheme.filters else "scalar"
+        if self.scheme.filters:
+            return "operator"
+        return "channel" if self.gate_kind == "sigmoid_vector" else "scalar"
 
     def depth_weights(self, site: Site, gates: Gates) -> Tensor | dict[str, Tensor] | None:
         if not self._mixes(site):
