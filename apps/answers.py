@@ -24,13 +24,13 @@ from t2lens.analysis.under_edits import VARIANTS, check_needs, check_under_edits
 from t2lens.apps.memory import Memory
 from t2lens.apps.words import why
 from t2lens.edits import edited, read_edits
-from t2lens.viz.labels import glyphs
+from t2lens.viz.maps_cross import ends
 from t2lens.viz.payload import DEPTH, blanks, next_tokens, pack_array, pack_lens, pack_reads
 
 if TYPE_CHECKING:
     from t2lens.apps.frame import Side
 
-__all__ = ["KINDS", "LONG", "MOST", "answer"]
+__all__ = ["KINDS", "LONG", "MOST", "answer", "way_of"]
 
 MOST = 16
 """Questions that are answered at a time, the last ones."""
@@ -105,11 +105,10 @@ def _key(side: Side, *parts: Any) -> tuple[Any, ...]:
     return (side.loaded.name, side.loaded.weights_hash, side.prompt, side.edits.strip(), *parts)
 
 
-def _way(model: Any, want: _Want) -> str:
-    """The way in which the site reads where it has the one that is shown, else its first, as the maps show it."""
-    site = next(each for each in model.sites if each.name == want.site)
-    ways = model.residual.ways(site)
-    return want.way if want.way in ways else ways[0]
+def way_of(model: Any, site: str, way: str) -> str:
+    """The way in which a site reads where it has the one that is shown, else its first, as the maps show it."""
+    ways = model.residual.ways(next(each for each in model.sites if each.name == site))
+    return way if way in ways else ways[0]
 
 
 def _rollout(want: _Want, side: Side, trace: Any) -> dict[str, Any]:
@@ -129,28 +128,19 @@ def _rollout(want: _Want, side: Side, trace: Any) -> dict[str, Any]:
 
     flow = _FLOWS.get(_key(side), make)
     model = flow.frozen.model
-    start = start_of(model, want.site, _way(model, want))
+    start = start_of(model, want.site, way_of(model, want.site, want.way))
     with _BACK:
         found = flow.back(start, want.pos)
     mass, absorbed = site_masses(model, start, found), found.atom_mass[0].numpy()
     values = np.full((1 + len(model.sites), n), np.nan)
     values[0], values[1 : 1 + len(mass)] = absorbed, mass
-    return {"values": pack_array(values, "f4"), "ends": _ends(trace, absorbed, float(found.stuck.sum()))}
-
-
-def _ends(trace: Any, absorbed: np.ndarray, stuck: float) -> list[str]:
-    order = np.argsort(-absorbed, kind="stable")[:3]
-    most = ", ".join(f"{glyphs(trace.tokens[i])}@{i} {absorbed[i]:.0%}" for i in order.tolist() if absorbed[i] >= 0.005)
-    said = [f"Most ends in the embeddings of {most}."] if most else []
-    if stuck >= 0.005:
-        said.append(f"{stuck:.0%} found nothing to follow (a zero read, or a bias alone).")
-    return [*said, "Sizes of contributions with gates and patterns held; no causal claim."]
+    return {"values": pack_array(values, "f4"), "ends": ends(trace.tokens, absorbed, float(found.stuck.sum()))}
 
 
 def _effects(want: _Want, side: Side, trace: Any) -> dict[str, Any]:  # noqa: ARG001
     def make() -> dict[str, Any]:
         with side.loaded.twin() as model:
-            edits, way = read_edits(side.edits or ()), _way(model, want)
+            edits, way = read_edits(side.edits or ()), way_of(model, want.site, want.way)
             check_needs(model, edits, ("account", *VARIANTS))
             with edited(model, edits):
                 found = node_effects(model, side.prompt, pos=want.pos, site=want.site, way=way)

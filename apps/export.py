@@ -16,9 +16,12 @@ from typing import Any
 import streamlit as st
 
 from t2lens.analysis.export import to_csv, to_json
+from t2lens.apps.answers import LONG, way_of
 from t2lens.apps.snippets import maps_code
+from t2lens.apps.walk import parse_walk
 from t2lens.viz.colors import ThemeName
 from t2lens.viz.labels import clip
+from t2lens.viz.maps_between import chosen
 
 __all__ = [
     "Download",
@@ -118,17 +121,26 @@ def finding_downloads(
 
 
 def maps_downloads(
-    traces: Sequence[Any], view: Mapping[str, Any], *, stem: str, look: ThemeName = "light"
+    traces: Sequence[Any],
+    view: Mapping[str, Any],
+    *,
+    stem: str,
+    look: ThemeName = "light",
+    rollouts: Callable[[], Sequence[Any]] = tuple,
+    trail: Sequence[Mapping[str, Any]] = (),
 ) -> list[Download]:
-    """The figure, numbers, a page and the trace files of the two-axis maps. view: as `maps_picture` takes it."""
+    """The figure, numbers, a page and the trace files of the two-axis maps. view, rollouts: as `maps_picture` takes
+    them; trail: how one came to the node, for the page."""
     from t2lens.viz.maps_picture import maps_picture
     from t2lens.viz.page import page
 
     found = [
-        *figures("figure", stem, lambda: maps_picture(traces, theme=look, **view)),
+        *figures("figure", stem, lambda: maps_picture(traces, theme=look, rollouts=rollouts(), **view)),
         Download("Numbers (CSV)", f"{stem}.csv", lambda: to_csv(traces)),
         Download("Numbers (JSON)", f"{stem}.json", lambda: to_json(traces)),
-        Download("One page (HTML)", f"{stem}.html", lambda: page(*traces, **view).encode()),
+        Download(
+            "One page (HTML)", f"{stem}.html", lambda: page(*traces, rollouts=rollouts(), trail=trail, **view).encode()
+        ),
     ]
     for letter, trace in zip("AB", traces, strict=False):
         of = f" {letter}" if len(traces) > 1 else ""
@@ -143,11 +155,40 @@ def maps_export(place: Any, sides: Sequence[Any], traces: Sequence[Any], follow:
     cell = state["cell"]
     view = {name: state[name] for name in ("quantity", "depth", "head", "way")}
     view["cell"] = (cell.panel, cell.pos, cell.site)
-    usual = {"compare": "both", "align": "left"}
+    usual = {"layer": "cross", "compare": "both", "align": "left"}
     view |= {key: state[key] for key in usual if state[key] not in (None, usual[key])}
-    files = maps_downloads(traces, view, stem=stem("maps", *(side.name for side in sides)), look=theme())
+    starts = _starts(sides, traces, view) if "layer" in view else []
+    files = maps_downloads(
+        traces,
+        view,
+        stem=stem("maps", *(side.name for side in sides)),
+        look=theme(),
+        rollouts=lambda: [None if at is None else _rollout(side, at) for side, at in zip(sides, starts, strict=False)],
+        trail=parse_walk(state["walk"]),
+    )
     with place:
-        export_menu(files, code=maps_code(sides, view, follow), key="export")
+        export_menu(files, code=maps_code(sides, view, follow, starts), key="export")
+
+
+def _starts(sides: Sequence[Any], traces: Sequence[Any], view: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+    """What the rollout of each side starts from, as `t2lens.analysis.rollout` takes it; None where the page shows
+    none."""
+    places, sites = chosen(traces, view["cell"], view.get("align", "left"))
+    found: list[dict[str, Any] | None] = []
+    for side, trace, pos, site in zip(sides, traces, places, sites, strict=True):
+        if pos is None or site == "embed" or len(trace.tokens) > LONG:
+            found.append(None)
+            continue
+        way = way_of(side.loaded.model, site, view["way"])
+        found.append({"pos": pos, "site": site, **({"way": way} if way else {})})
+    return found
+
+
+def _rollout(side: Any, start: Mapping[str, Any]) -> Any:
+    try:
+        return side.analyse("rollout", dict(start))
+    except ValueError:  # the page says why: edits under which it would not be right
+        return None
 
 
 def stem(*words: str) -> str:

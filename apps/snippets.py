@@ -35,17 +35,28 @@ def trace_code(side: Side, last: Sequence[str] = ("trace",)) -> str:
     return _script([*_model(side), *_edits(side), f"trace = t2lens.trace(model, {side.prompt!r}{edits})", *last])
 
 
-def maps_code(sides: Sequence[Side], view: Mapping[str, Any], follow: Sequence[Any] = ()) -> str:
-    """The traces and the figure of the two-axis maps, of A and B. follow: the token that each trace follows."""
+def maps_code(
+    sides: Sequence[Side], view: Mapping[str, Any], follow: Sequence[Any] = (), starts: Sequence[Any] = ()
+) -> str:
+    """The traces and the figure of the two-axis maps, of A and B. follow: the token that each trace follows; starts:
+    what the rollout of each starts from, or None."""
     lines: list[str] = []
-    for name, side, token in zip("ab", sides, [*follow, *[""] * len(sides)], strict=False):
+    for name, side, token, start in zip("ab", sides, [*follow, *[""] * 2], [*starts, *[None] * 2], strict=False):
         more = ", edits=edits" if side.edits else ""
         more += f", follow={token!r}" if token not in (None, "") else ""
         model = f"t2lens.load({address(side.loaded.name)!r})"
         lines += [*_edits(side), f"{name} = t2lens.trace({model}, {side.prompt!r}, name={side.name!r}{more})"]
+        if start is not None:
+            run = f"fed_{name} = rollout(model, {side.prompt!r}{_words(start)})"
+            within = ["with t2lens.edited(model, edits):", f"    {run}"] if side.edits else [run]
+            lines += [*_model(side), *within]
     chosen = _words({key: value for key, value in view.items() if value not in ("", None)})
     other = ", b" if len(sides) > 1 else ""
-    return _script([*lines, f'a.save_figure("maps.svg"{other}{chosen})', "print(a.dataset)  # every number"])
+    if any(start is not None for start in starts):
+        fed = ["None" if start is None else f"fed_{name}" for name, start in zip("ab", starts, strict=False)]
+        chosen += f", rollouts=[{', '.join(fed)}]"
+    imports = ["from t2lens.analysis import rollout"] if "rollouts=" in chosen else []
+    return _script([*lines, f'a.save_figure("maps.svg"{other}{chosen})', "print(a.dataset)  # every number"], imports)
 
 
 def generation_code(side: Side, options: Mapping[str, Any]) -> str:

@@ -10,10 +10,21 @@ from typing import Any
 import numpy as np
 
 from t2lens.viz.labels import fmt
+from t2lens.viz.payload import alignment
 
-__all__ = ["MINUS", "beside", "depth_difference", "grid_difference", "same_site", "sequence_difference"]
+__all__ = ["MINUS", "beside", "chosen", "depth_difference", "grid_difference", "same_site", "sequence_difference"]
 
 MINUS = "B \u2212 A"
+
+
+def chosen(traces: Sequence[Any], cell: tuple[int, int, str], align: str) -> tuple[list[int | None], list[str]]:
+    """The position and the site of the chosen node in every trace."""
+    panel, pos, site = cell
+    aligned = alignment([one.tokens for one in traces], align)
+    places = beside([len(one.tokens) for one in traces], aligned["shift"] if aligned else 0, panel, pos)
+    every = [[str(name) for name in one.dataset["read"].values] for one in traces]
+    met = [site if i == panel else same_site(site, ["embed", *mine], every[panel]) for i, mine in enumerate(every)]
+    return places, [each or site for each in met]
 
 
 def beside(n_pos: Sequence[int], shift: int, panel: int, pos: int) -> list[int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,13 +14,14 @@ from t2lens.viz.colors import THEMES, RampName, ThemeName, lut
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.maps_between import (
     MINUS,
-    beside,
+    chosen,
     depth_difference,
     grid_difference,
     same_site,
     sequence_difference,
 )
-from t2lens.viz.payload import DEPTH, alignment, depth_range, ordered_reads, quantity_range
+from t2lens.viz.maps_cross import cross, feeding, framed, layer_words, rollout_of, shares
+from t2lens.viz.payload import DEPTH, alignment, depth_range, holds_of, ordered_reads, quantity_range, windows_of
 from t2lens.viz.raster import image
 from t2lens.viz.series import exact
 from t2lens.viz.svg import TEXT, Plot, document, mark, say, text_width, wrap
@@ -92,6 +93,8 @@ def maps_picture(
     cell: Chosen | None = None,
     way: str = "",
     head: str = "mean",
+    layer: Literal["cross", "rollout"] = "cross",
+    rollouts: Sequence[Any] = (),
     compare: Literal["both", "difference"] = "both",
     align: Literal["left", "right"] = "left",
     theme: ThemeName = "light",
@@ -103,7 +106,9 @@ def maps_picture(
     and what it reads from depth. Below, every read from depth at that position, and where that site looks.
 
     quantity, depth, cell, way, head, compare and align as in `t2lens.viz.payload.maps_payload`: "difference" adds maps
-    of B - A, align says how two different prompts stand beside each other. ValueError for a choice that does not exist.
+    of B - A, align says how two different prompts stand beside each other. layer "rollout" draws in place of the cross
+    how much each earlier node feeds the chosen one: rollouts holds what `t2lens.analysis.rollout` finds for it in each
+    trace, or None. ValueError for a choice that does not exist.
     """
     if not 1 <= len(traces) <= 2:
         raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
@@ -113,18 +118,19 @@ def maps_picture(
         raise ValueError(f"Maps stand beside each other (both) or with their difference (difference), not {compare!r}.")
     if align not in ("left", "right"):
         raise ValueError(f"Positions are aligned left or right, not {align!r}.")
+    if layer not in ("cross", "rollout"):
+        raise ValueError(f"Of the chosen node the maps show its cross or its rollout, not {layer!r}.")
     panel, pos, site = cell or (0, len(traces[0].tokens) - 1, "out")
     ones = [trace.of_way(way if way in trace.ways else None) for trace in traces]
     aligned = alignment([one.tokens for one in ones], align)
     shift = aligned["shift"] if aligned else 0
-    places = beside([len(one.tokens) for one in ones], shift, panel, pos)
+    places, sites = chosen(ones, (panel, pos, site), align)
     every = [[str(name) for name in one.dataset["read"].values] for one in ones]
-    sites = [site if i == panel else same_site(site, ["embed", *mine], every[panel]) for i, mine in enumerate(every)]
-    sites = [each or site for each in sites]
     reads = _depth_maps(ones, depth, places)
     sequence = _Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
     looks = [_sequence_map(i, len(ones), one, sites[i], head, sequence) for i, one in enumerate(ones)]
     grids = _grids(ones, quantity)
+    fed = _feeding(grids, rollouts, places, sites) if layer == "rollout" else {}
     minus: list[_Map] = []  # of the grids, the reads and where they look
     if compare == "difference" and len(ones) == 2:
         same = sites[1] == same_site(sites[0], every[1], every[0], exact=True)
@@ -152,14 +158,26 @@ def maps_picture(
         plot = _plot(x + LEFT, y + HEAD, each, tall, drawn, theme)
         parts.append(_text(x, y + 13, _named(i, one, len(ones)), 12.5, look.ink, bold=True))
         parts.append(_badge(one, x + LEFT + each, y + 13, look))
+        plot.marks += ['<g opacity=".25">'] if i in fed else []
         _cells(plot, drawn, theme)
+        plot.marks += ["</g>"] if i in fed else []
         if sites[i] in drawn.rows and (at := places[i]) is not None:
-            _cross(plot, drawn, at, sites[i], looks[i], reads[i], theme, framed=i == panel)
+            if i in fed:
+                _cells(plot, fed[i], theme)
+                shares(plot, fed[i], at, sites[i], theme)
+            else:
+                held = holds_of(one, sites[i]) if depth == "weights" else {}
+                window = windows_of(one).get(sites[i])
+                cross(plot, drawn, (at, sites[i]), (looks[i], reads[i]), held, window, theme)
+            framed(plot, drawn, at, sites[i], theme)
         _instead(plot, drawn)
         below = max(below, _labels(plot, drawn, "position", "site"))
         parts += plot.marks
     x = MARGIN + len(ones) * (each + LEFT + GAP)
-    parts.append(_bar(grids[0].scale, x - GAP + 18, y + HEAD, tall, theme))
+    bars = [grids[0].scale, *[each.scale for each in fed.values()][:1]]
+    room = (tall - 14 * (len(bars) - 1)) / len(bars)
+    for k, scale in enumerate(bars):
+        parts.append(_bar(scale, x - GAP + 18, y + HEAD + k * (room + 14), room, theme))
     if minus:
         deep, made = _small(minus[0], x + BAR_ROOM - GAP, y, (each, tall), ("position", "site"), theme)
         parts += [
@@ -187,7 +205,8 @@ def maps_picture(
                     parts.append(_bar(each_map.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
                     x += BAR_ROOM - 10
         y += HEAD + square + deepest + 24
-    for line in _captions(ones, grids, quantity, aligned, minus):
+    said = layer_words(layer, ones, rollouts, places, sites, fed)
+    for line in _captions(ones, grids, quantity, aligned, minus, said):
         for text in wrap(line, width - 2 * MARGIN, TEXT):
             parts.append(_text(MARGIN, y, text, TEXT, look.bad if "FAILED" in line else look.mute))
             y += 14
@@ -294,6 +313,22 @@ def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: _Scale)
     )
 
 
+def _feeding(
+    grids: Sequence[_Map], rollouts: Sequence[Any], places: Sequence[int | None], sites: Sequence[str]
+) -> dict[int, _Map]:
+    """What feeds the chosen node in each panel that has it, on one range: the largest share, its own 1 aside."""
+    found: dict[int, _Map] = {}
+    for i, (drawn, each, at) in enumerate(zip(grids, rollouts, places, strict=False)):
+        if each is not None and at is not None and sites[i] in drawn.rows[1:]:
+            values = rollout_of(each, len(drawn.rows))
+            if values.shape != drawn.values.shape:
+                raise ValueError(f"The rollout of {'AB'[i]} has shape {values.shape}, its grid {drawn.values.shape}.")
+            found[i] = feeding(drawn, values, at, sites[i], drawn.scale)
+    top = max((float(each.values[~each.blank].max(initial=0.0)) for each in found.values()), default=0.0) or 1.0
+    scale = _Scale(label="share of the node, root scale", low=0.0, high=top, ramp="warm", warp="root")
+    return {i: replace(each, scale=scale) for i, each in found.items()}
+
+
 # --- how it is drawn ----------------------------------------------------------------------------------
 
 
@@ -366,41 +401,6 @@ def _instead(plot: Plot, drawn: _Map) -> None:
         plot.marks.append(f'<text {at} font-size="11" text-anchor="middle" {look}>{say(line)}</text>')
 
 
-def _cross(
-    plot: Plot, drawn: _Map, pos: int, site: str, looks: _Map, reads: _Map, theme: ThemeName, *, framed: bool
-) -> None:
-    """The arms of a node in the colours of what they show, and its frame."""
-    look, row = THEMES[theme], drawn.rows.index(site)
-    arms: list[tuple[int, int, _Map, int, int]] = []
-    if not looks.instead:
-        arms += [(row, key, looks, pos, key) for key in range(pos + 1)]
-    if not reads.instead and site in reads.rows:
-        read = reads.rows.index(site)
-        where = {name: i for i, name in enumerate(drawn.rows)}
-        columns = [(c, where.get(name)) for c, name in enumerate(reads.columns)]
-        arms += [(r, pos, reads, read, c) for c, r in columns if r is not None and not reads.blank[read, c]]
-    for r, c, source, at_r, at_c in arms:
-        value = float(source.values[at_r, at_c])
-        if (r == row and c == pos and source is reads) or not np.isfinite(value):
-            continue
-        x, y, w, h = _place(plot, drawn, r, c)
-        table = lut(source.scale.ramp, theme)
-        fill = "#" + table[source.scale.steps(np.array([value]))[0]].tobytes().hex()
-        at = {"x": x, "y": y, "width": w, "height": h}
-        node = {"site": drawn.rows[r], "pos": c}
-        plot.marks.append(mark("rect", source.tip(at_r, at_c), node, **at, fill=fill))
-    x, y, w, h = _place(plot, drawn, row, pos)
-    left, bottom = plot.left, plot.top + plot.inner_h
-    across = f"M{left} {y:.1f}H{x + w:.1f}V{y + h:.1f}H{left}z"
-    down = f"M{x:.1f} {y:.1f}H{x + w:.1f}V{bottom}H{x:.1f}z"
-    for path in [*([] if looks.instead else [across]), down]:
-        plot.marks.append(f'<path d="{path}" fill="none" stroke="{look.ink}" stroke-width=".9"/>')
-    if framed:
-        box = f'x="{x - 1.5:.1f}" y="{y - 1.5:.1f}" width="{w + 3:.1f}" height="{h + 3:.1f}" fill="none"'
-        plot.marks.append(f'<rect {box} stroke="{look.paper}" stroke-width="4"/>')
-        plot.marks.append(f'<rect {box} stroke="{look.ink}" stroke-width="2"/>')
-
-
 def _labels(plot: Plot, drawn: _Map, across: str, upward: str) -> float:
     """Names of rows and columns; returns the pixels that the columns' take."""
     rows, columns = drawn.values.shape
@@ -462,7 +462,12 @@ def _badge(one: Any, x: float, y: float, look: Any) -> str:
 
 
 def _captions(
-    ones: Sequence[Any], grids: Sequence[_Map], quantity: str, aligned: dict[str, Any] | None, minus: Sequence[_Map]
+    ones: Sequence[Any],
+    grids: Sequence[_Map],
+    quantity: str,
+    aligned: dict[str, Any] | None,
+    minus: Sequence[_Map],
+    said: Sequence[str],
 ) -> list[str]:
     """What is shown, n, what is left out, the range, and what must be said of the traces."""
     scale, about = grids[0].scale, grid(ones[0], quantity).quantity
@@ -472,10 +477,7 @@ def _captions(
     above = f"; {scale.above} above the range, in its last colour" if scale.above else ""
     meaning = f"{about.meaning[:1].upper()}{about.meaning[1:]}".rstrip(".")
     lines = [f"{meaning}. n = {counts} values; {span}{above}. Blank: no value; dot: exactly zero; cross: not finite."]
-    lines.append(
-        "Arms of the cross: left, where the node looks in the sequence (none: it reads only its own position); "
-        "down, what it reads from depth."
-    )
+    lines += said
     if aligned and aligned["text"]:
         lines.append(aligned["text"])
     if len(ones) > 1 and grids[0].rows != grids[1].rows:

@@ -15,12 +15,16 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from t2lens.analysis.quantities import grid
 from t2lens.viz.fitting import fitted_payload
-from t2lens.viz.payload import renderer_js
+from t2lens.viz.maps_between import chosen
+from t2lens.viz.maps_cross import ends, rollout_of
+from t2lens.viz.payload import pack_array, renderer_js
 from t2lens.viz.terminal import own_quantity, summary
 
 __all__ = ["BUDGET", "first_view", "fragment", "page"]
@@ -84,12 +88,15 @@ pre{white-space:pre-wrap}
 def fragment(trace: Any, trace_b: Any = None, **view: Any) -> str:
     """HTML of the maps of one trace, or of two side by side, to put into a page or a notebook.
 
-    view: what is shown first, `quantity`, `depth` and `cell` as `t2lens.viz.payload.maps_payload` takes them.
+    view: what is shown first, `quantity`, `depth` and `cell` as `t2lens.viz.payload.maps_payload` takes them, and
+    `rollouts` as `maps_picture` does: what feeds the chosen node can then be shown.
     Where scripts do not run (an untrusted notebook, a preview), the text summary stands instead.
     """
     traces = [trace] if trace_b is None else [trace, trace_b]
     rest = {**first_view(traces), **view}
     notes = [f"{one.model_name}: {notice}" for one in traces for notice in one.notices]
+    found = rest.pop("rollouts", ())
+    rest["answers"] = [*rest.get("answers", ()), *_rollouts(traces, found, rest)]
     made = {}  # the HTML of each payload that was tried, by its rev
 
     def measure(payload: dict[str, Any]) -> int:
@@ -121,6 +128,22 @@ def first_view(traces: Sequence[Any]) -> dict[str, Any]:
         "depth": "weights" if len(traces) == 1 and not grid(a, "depth_entropy").absent else "mixing",
         "cell": (0, len(a.tokens) - 1, sites[(len(sites) + 1) // 2] if len(sites) > 1 else "out"),
     }
+
+
+def _rollouts(traces: Sequence[Any], rollouts: Sequence[Any], view: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers of a payload that hold them."""
+    places, sites = chosen(traces, view["cell"], view.get("align", "left"))
+    answers = []
+    for i, (one, found) in enumerate(zip(traces, rollouts, strict=False)):
+        if found is None:
+            continue
+        way = view.get("way", "") if view.get("way", "") in one.ways else one.ways[0]
+        values = pack_array(rollout_of(found, 1 + one.dataset.sizes["read"]), "f4")
+        data = found.dataset
+        words = ends(one.tokens, data["absorbed"].values, float(np.nansum(data["stuck"].values)))
+        node = {"panel": i, "pos": places[i], "site": sites[i], "way": way}
+        answers.append({"kind": "rollout", **node, "values": values, "ends": words})
+    return answers
 
 
 def _render(traces: Sequence[Any], payload: dict[str, Any]) -> str:

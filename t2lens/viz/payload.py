@@ -101,6 +101,7 @@ __all__ = [
     "column_meaning",
     "depth_range",
     "exchange_js",
+    "holds_of",
     "maps_payload",
     "next_tokens",
     "ordered_reads",
@@ -110,6 +111,7 @@ __all__ = [
     "quantity_range",
     "renderer_js",
     "triangle",
+    "windows_of",
 ]
 
 DEPTH = {
@@ -199,7 +201,8 @@ def maps_payload(
     whether its largest weight over heads, where heads are not sent; head: which one is shown first; way: the same of
     sites that read in several ways; layer, compare: what is drawn over the maps, and which of them; precision "f2"
     halves every array; align: how two different prompts stand beside each other; lean: the first quantity alone, and
-    neither reads nor sequence attention; answers, trail: see above. `t2lens.viz.fitting.fitted_payload` chooses what fits.
+    neither reads nor sequence attention; answers, trail: see above. `t2lens.viz.fitting.fitted_payload` chooses what
+    fits.
 
     Raises ValueError for no trace, more than two, or an unknown choice.
     """
@@ -298,7 +301,7 @@ def way_of(
         "blank": {key: blanks(grid) for key, grid in there.items() if grid.blank},
         "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
         "reads": {key: pack_reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
-        "holds": _holds(trace.source_atoms, data),
+        "holds": {str(site): holds_of(trace, str(site)) for site in data["read"].values},
         "lens": pack_lens(data, precision) if reads else None,
     }
 
@@ -332,7 +335,7 @@ def _panel(
         "patterns": {site: pack(triangle(each)) for site, each in every.items()},
         "heads": {site: len(each) for site, each in patterns.items()},
         "meanOf": averaged_heads(trace),
-        "windows": _windows(trace.config, patterns),
+        "windows": {site: n for site, n in windows_of(trace).items() if site in patterns},
         "next": None if lean else next_tokens(data),
         "follow": _follow(trace, pack),
     }
@@ -418,18 +421,17 @@ def ordered_reads(data: Any, key: str, source_atoms: Mapping[str, Any]) -> tuple
     return [names[i] for i in order], data[variable].transpose("read", column, "pos").values[:, order]
 
 
-def _windows(config: Mapping[str, Any], sites: Mapping[str, Any]) -> dict[str, int]:
-    part = {"attn": config.get("attention") or {}, "local": config.get("local") or {}}
-    windows = {site: part[site.split(".")[1]].get("window") for site in sites}
+def windows_of(trace: Any) -> dict[str, int]:
+    """{site: number of positions that it can see}, where it has a window."""
+    part = {"attn": trace.config.get("attention") or {}, "local": trace.config.get("local") or {}}
+    windows = {site: part[site.split(".")[1]].get("window") for site in attention_of(trace)}
     return {site: window for site, window in windows.items() if window is not None}
 
 
-def _holds(source_atoms: Mapping[str, Any], data: Any) -> dict[str, dict[str, list[str]]]:
-    sites = [str(site) for site in data["read"].values]
-    return {
-        site: {str(name): list(atoms) for name, atoms in source_atoms[site].items() if list(atoms) != [name]}
-        for site in sites
-    }
+def holds_of(trace: Any, site: str) -> dict[str, list[str]]:
+    """{source: the atoms that it holds} at a read, without sources that are one atom."""
+    sources = trace.source_atoms[site]
+    return {str(name): list(atoms) for name, atoms in sources.items() if list(atoms) != [name]}
 
 
 def _badge(checks: Sequence[Any]) -> dict[str, Any]:

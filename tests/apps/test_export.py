@@ -1,10 +1,12 @@
 """What a page gives to take home re-imports to the same numbers, and the Python that it shows runs."""
 
+import base64
 import csv
 import html
 import io
 import json
 import re
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import xarray as xr
 
 import t2lens
+from t2lens.analysis import rollout
 from t2lens.analysis.catalog import analysis
 from t2lens.analysis.finding import Chart, Finding, load_finding
 from t2lens.apps.export import finding_downloads, maps_downloads, stem
@@ -97,6 +100,29 @@ def test_every_number_of_the_maps_comes_back(tmp_path: Path) -> None:
     mine = [np.float32(row["value"]) for row in rows if row["variable"] == "residual_norm"]
     np.testing.assert_array_equal(mine, trace.dataset["residual_norm"].values.ravel())
     assert got["m.svg"][:4] == b"<svg" and got["m.png"][:4] == b"\x89PNG" and b"<!doctype html>" in got["m.html"]
+    # as JSON and as CSV every number, of every variable
+    for name, variable in trace.dataset.data_vars.items():
+        if variable.dtype.kind == "f":
+            every = np.array(json.loads(got["m.json"])["traces"][0]["variables"][str(name)]["values"], variable.dtype)
+            np.testing.assert_array_equal(every, variable.values, err_msg=str(name))
+    # with the rollout: in the picture and in the page the numbers of the analysis
+    fed = rollout(t2lens.load("attnres-full"), PROMPT, pos=2, site="3.attn")
+    shown = files(maps_downloads([trace], {**view, "layer": "rollout"}, stem="m", rollouts=lambda: [fed]))
+    packed = zlib.decompress(base64.b64decode(re.findall(rb'atob\("([^"]+)"\)', shown["m.html"])[-1]), 31)
+    size = int.from_bytes(packed[:4], "little")
+    (answer,) = json.loads(packed[4 : 4 + size])["answers"]
+    low, high = answer["values"]["span"]
+    values = np.frombuffer(packed[4 + size + low : 4 + size + high], "<f4").reshape(answer["values"]["shape"])
+    np.testing.assert_array_equal(values[0], fed.dataset["absorbed"].values.astype("f4"))
+    np.testing.assert_array_equal(values[1 : 1 + fed.dataset.sizes["site"]], fed.dataset["mass"].values.astype("f4"))
+    assert (answer["pos"], answer["site"], answer["way"]) == (2, "3.attn", "")
+    tips = re.findall(
+        r'data-tip="site (\S+)&#10;pos (\d+)[^"]*share of 3.attn@2 that passes here: (\S+?)"', shown["m.svg"].decode()
+    )
+    assert len(tips) == 3 * (2 + fed.dataset.sizes["site"] - 1) - 1
+    for site, pos, number in tips:
+        row = fed.dataset["absorbed"] if site == "embed" else fed.dataset["mass"].sel(site=site)
+        assert float(number) == float(row.values[int(pos)])
     assert html.escape(PROMPT, quote=False).encode() in got["m.html"] or html.escape(PROMPT).encode() in got["m.html"]
 
 
@@ -121,6 +147,12 @@ def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: py
     xr.testing.assert_identical(made["a"].dataset, same.dataset)
     xr.testing.assert_identical(made["b"].dataset, same.dataset)
     assert (tmp_path / "maps.svg").read_text()[:4] == "<svg"
+    starts = [{"pos": 1, "site": "out"}, None]
+    exec(maps_code([side, side], {**view, "cell": (0, 1, "out"), "layer": "rollout"}, ("next", "next"), starts), made)
+    with edited(model, read_edits(edits or ())):
+        xr.testing.assert_identical(made["fed_a"].dataset, rollout(model, PROMPT, pos=1, site="out").dataset)
+    picture = (tmp_path / "maps.svg").read_text()
+    assert "share of out@1 that passes here" in picture and "B: the rollout of out@1 is not here" in picture
 
 
 def test_a_browser_can_send_anything_as_a_pick() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import t2lens
+from t2lens.config import Attention
 from t2lens.residual import AttnRes
 from t2lens.viz.maps_picture import maps_picture
 
@@ -89,10 +90,58 @@ def test_a_node_without_a_partner_and_models_of_other_depth_are_said() -> None:
     assert value == pytest.approx(expected, rel=1e-3)
 
 
+def arms(svg: str, site: str, pos: int) -> tuple[dict[int, Any], dict[str, Any]]:
+    """The arms of a node by key and by source: attributes of their marks, which lie between the two frames."""
+    left, down = {}, {}
+    for mark in ET.fromstring(svg).iter():
+        first, second, *_ = [*mark.attrib.get("data-tip", "").split("\n"), ""]
+        place = (mark.attrib.get("data-site"), mark.attrib.get("data-pos"))
+        if first.startswith(f"query {pos} ") and place[0] == site:
+            left.setdefault(int(second.split()[1]), mark.attrib)  # the first is in the grid, the other in its own map
+        if first == f"read {site}":
+            down.setdefault(second.removeprefix("takes from "), mark.attrib)
+    return left, down
+
+
+@pytest.mark.parametrize("width", [700, 2400])
+def test_the_arms_lie_where_the_page_has_them(width: int) -> None:
+    ids = random.Random().sample(range(50), 9)
+    one = trace(
+        3, ids, 4, residual=AttnRes(block_size=2), attention=Attention(n_heads=2, n_kv_heads=1, d_head=8, window=4)
+    )
+    svg = maps_picture([one], depth="weights", cell=(0, 7, "2.mlp"), width=width)
+    grid = {(m.attrib["data-site"], m.attrib["data-pos"]): m.attrib for m in ET.fromstring(svg).iter()
+            if m.attrib.get("data-tip", "").startswith("site ")}  # fmt: skip
+    step = float(grid["out", "1"]["x"]) - float(grid["out", "0"]["x"])
+    y = {site: float(at["y"]) for (site, pos), at in grid.items() if pos == "7"}
+    y["embed"] = y["0.attn"] + 17  # has no residual norm
+    held = {name: atoms for name, atoms in one.source_atoms["2.mlp"].items() if len(atoms) > 1}
+    assert held
+    _, down = arms(svg, "2.mlp", 7)
+    for name, mark in down.items():
+        bracket = name in held
+        wide = 6.0 if bracket else max(step, 11.0) if step < 18 else round(0.56 * step)
+        assert float(mark["width"]) == pytest.approx(wide, abs=0.02)
+        rows = [y[atom] for atom in one.source_atoms["2.mlp"][name]]
+        assert float(mark["y"]) == pytest.approx(min(rows) + 1, abs=0.6)
+        tall = max(rows) - min(rows) + 17
+        assert float(mark["height"]) == pytest.approx(tall - 2, abs=0.6)
+        assert bracket == (
+            float(mark["x"]) > float(grid["out", "7"]["x"]) + step / 2
+            or float(mark["x"]) < float(grid["out", "7"]["x"])
+        )
+    left, _ = arms(maps_picture([one], depth="weights", cell=(0, 7, "2.attn"), width=width), "2.attn", 7)
+    assert set(left) >= {4, 5, 6, 7}
+    assert all(float(left[k]["height"]) == round(0.56 * 17) for k in (4, 5, 6, 7))
+    assert 3 not in left or float(left[3]["height"]) != round(0.56 * 17)  # outside the window: not in the arm
+
+
 def test_choices_that_do_not_exist_are_refused() -> None:
     one = trace(1, [1, 2], 0)
     with pytest.raises(ValueError, match="aligned left or right"):
         maps_picture([one], align="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="beside each other"):
         maps_picture([one], compare="nothing")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="its cross or its rollout"):
+        maps_picture([one], layer="all")  # type: ignore[arg-type]
     assert MINUS not in maps_picture([one], compare="difference")
