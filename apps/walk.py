@@ -62,6 +62,7 @@ def fit_walk(text: str, cell: Cell, n_pos: Sequence[int], sites: Sequence[Sequen
     """
     steps = parse_walk(text)
     ends: list[Mapping[str, Any]] = [*steps[1:], {"panel": cell.panel, "pos": cell.pos, "site": cell.site}]
+    ends = ends[: len(steps)]  # of no walk there is no end
     for step, end in zip(steps, ends, strict=True):
         panel = step["panel"]
         if panel >= len(n_pos) or step["pos"] >= n_pos[panel] or step["site"] not in sites[panel]:

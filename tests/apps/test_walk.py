@@ -22,7 +22,7 @@ def test_a_walk_comes_back_as_it_was() -> None:
         walk = [step(0, 5, "out", word=word), step(0, 5, "out"), step(0, dice.randrange(3, 5), "1.mlp")]
         assert parse_walk(WALK.read(write_walk(walk))) == walk
         assert fit_walk(write_walk(walk), END, [6, 6], SITES) == walk
-    assert parse_walk("") == [] and write_walk([]) == ""
+    assert parse_walk("") == fit_walk("", END, [6, 6], SITES) == [] and write_walk([]) == ""
     long = [step(0, 100 - k, "out") for k in range(90)]
     assert parse_walk(write_walk(long)) == long[-STEPS:] and len(write_walk(long)) < 400
     assert parse_walk(write_walk([step(0, 1, "out", word="x" * 10**6)]))[0]["word"] == "x" * 40
