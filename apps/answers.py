@@ -36,10 +36,11 @@ MOST = 16
 """Questions that are answered at a time, the last ones."""
 
 LONG = 512
-"""Tokens of a prompt up to which the rollout of a node is offered: it keeps a number per pair of positions and
-sublayer (140 MB for 33 sublayers at that length)."""
+"""Tokens of a prompt up to which the rollout of a node is offered. The first needs a pass and a number for every pair of
+positions in every attention sublayer: a second for 24 of them at that length, and more than three at twice that. They
+are kept (25 MB), and later rollouts take hundredths of a second."""
 
-_FLOWS = Memory(limit=0.4e9, size=lambda flow: 8 * flow.n_pos**2 * len(flow.frozen.model.sites) + 10**6)
+_FLOWS = Memory(limit=0.4e9, size=lambda flow: flow.nbytes + 10**6)
 _FOUND = Memory(limit=0.05e9, size=lambda found: 2 * len(str(found)))
 _BACK = threading.Lock()  # a flow makes its shares as they are needed
 
@@ -124,7 +125,7 @@ def _rollout(want: _Want, side: Side, trace: Any) -> dict[str, Any]:
             edits = read_edits(side.edits or ())
             check_under_edits(model, edits, "rollout")
             with edited(model, edits):
-                return Flow(model, read_batch(model, side.prompt))
+                return Flow(model, read_batch(model, side.prompt)).divide()
 
     flow = _FLOWS.get(_key(side), make)
     model = flow.frozen.model

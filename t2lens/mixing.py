@@ -10,6 +10,7 @@ the same state.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -253,6 +254,7 @@ class ReadAccount:
     _written: tuple[Tensor, ...]  # what was written, embed first: [B, T, D] each
     _carried: tuple[Tensor, ...]  # the same as the linear form takes it; the vectors that coefficients multiply
     _energy: tuple[Tensor, ...]  # |written|^2 [B, T]
+    _long: Callable[[int], Tensor]  # atom -> |carried| [B, T]
     _found: Tensor  # [A, B, T, D or 1] coefficients, or [A, B, T, D] contributions
     _kind: Coefficients
 
@@ -295,6 +297,8 @@ class ReadAccount:
 
     def lengths(self) -> Tensor:
         """[A, B, T]: the length of each contribution."""
+        if self._kind == "scalar":  # |c a| = |c| |a|
+            return self._rows(lambda i: self._found[i, ..., 0].abs() * self._long(i), self._energy[0])
         return self._rows(lambda i: self._part(i).norm(dim=-1), self._energy[0])
 
 
@@ -307,8 +311,9 @@ def account_by_read(residual: ResidualSystem, record: ForwardRecord, form: str =
     writers = (None, *(step for step in record.steps if step.out is not None))
     carried = () if kind == "operator" else tuple(_atom(code, record, step) for step in writers)
     energy = tuple(atom.square().sum(dim=-1) for atom in written)
+    long = functools.cache(lambda i: torch.linalg.vector_norm(carried[i], dim=-1))
     for read, found in _whole(code, record, width_one=kind != "operator"):
-        yield ReadAccount(read, written, carried, energy, found, kind)
+        yield ReadAccount(read, written, carried, energy, long, found, kind)
 
 
 def contributions_by_read(

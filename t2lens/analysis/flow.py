@@ -32,9 +32,10 @@ from t2lens.analysis.frozen import Frozen, place, value_read
 from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.layout import put, token_coords
 from t2lens.analysis.progress import progress
-from t2lens.analysis.sizes import WATCHED, Size, sequence_sizes, size_of
-from t2lens.mixing import Step, contributions_by_read, walk
+from t2lens.analysis.sizes import WATCHED, Lags, Pairs, Size, sequence_sizes, size_of
+from t2lens.mixing import Step, account_by_read, walk
 from t2lens.residual import Read, Site
+from t2lens.sublayers.norms import wide
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
@@ -122,6 +123,8 @@ class Masses:
 class Flow:
     """The shares of one recorded pass of one sequence, made as they are needed and kept: following another read of the
     same pass back costs little. The pass runs at once; `back` needs neither hooks nor edits that were attached to it.
+    What is kept is a number per attention sublayer and pair of positions (`nbytes`); the pass itself, which is larger,
+    goes as they are found (`divide`: all of them now).
 
     by, form: as `rollout`.
     """
@@ -132,7 +135,23 @@ class Flow:
         self.by: Size = by
         self.n_pos = batch.tokens.shape[1]
         self.depth: dict[str, Tensor] = {}  # read name -> [A, lag, T]
-        self.sequence: dict[int, dict[str, Tensor]] = {}  # site index -> read name -> [T, T]
+        self.sequence: dict[int, tuple[dict[str, Pairs | Lags], Tensor]] = {}  # site -> sizes by read, their sums [T]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shares found so far."""
+        sizes = [each.sizes for parts, _ in self.sequence.values() for each in parts.values()]
+        return sum(x.nbytes for x in [*sizes, *self.depth.values()])
+
+    @torch.inference_mode(False)
+    def divide(self) -> Flow:
+        """Find all shares now, for the values of every site; returns the flow itself."""
+        model = self.frozen.model
+        every = {value_read(model.residual, site).name for site in model.sites}
+        self.depth.update(self._depth_shares(every - self.depth.keys()))
+        for site in progress(model.sites[:-1], "Dividing writes over positions", total=len(model.sites) - 1):
+            self._sizes(site)
+        return self
 
     @torch.inference_mode(False)  # gradients are wanted wherever this is called from
     def back(self, start: Read, at: int) -> Masses:
@@ -168,38 +187,46 @@ class Flow:
     def _to_reads(self, site: Site, found: Masses) -> None:
         """What an atom holds goes to the reads that its sublayer made it of, at their positions."""
         mass = found.atom_mass[site.index + 1]
+        parts, total = self._sizes(site)
+        weights = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0)
+        for name, sizes in parts.items():
+            found.mass[name] += sizes.back(weights)
+        found.stuck[site.index] += mass * (total <= 0)
+
+    def _sizes(self, site: Site) -> tuple[dict[str, Pairs | Lags], Tensor]:
+        """The sizes of what `site` reads, by read, and their sums over reads and positions [T]."""
         if site.index not in self.sequence:
-            self.sequence[site.index] = _divided(dict(sequence_sizes(self.frozen, site, self.by)))
-        shares = self.sequence[site.index]
-        for name, share in shares.items():
-            found.mass[name] += mass @ share
-        followed = sum((share.sum(dim=-1) for share in shares.values()), torch.zeros(self.n_pos, dtype=torch.float64))
-        found.stuck[site.index] += mass * (followed == 0)
+            parts = dict(sequence_sizes(self.frozen, site, self.by))
+            total = sum((each.totals() for each in parts.values()), torch.zeros(self.n_pos, dtype=torch.float64))
+            self.sequence[site.index] = parts, total
+            self.frozen.forget(site)
+        return self.sequence[site.index]
 
     def _depth_shares(self, wanted: set[str]) -> Iterator[tuple[str, Tensor]]:
         """For every wanted read: its shares [A, lag, T] of atoms written `lag` positions earlier."""
-        record, residual = self.frozen.record, self.frozen.model.residual
-        n_lags = min(1 + residual.looks_back, self.n_pos)
+        n_lags = min(1 + self.frozen.model.residual.looks_back, self.n_pos)
         found = {name: torch.zeros(len(self.frozen.atoms), n_lags, self.n_pos, dtype=torch.float64) for name in wanted}
         t = torch.arange(self.n_pos)
         # atoms of one position in n_lags at a time: then every read sees at most one of them, and which is known
         for kept in progress(range(n_lags), "Dividing reads over depth", total=n_lags):
-            for read, atoms, parts in _contributions(self.frozen, t % n_lags == kept):
-                if read.name in wanted:
-                    size = size_of(parts, record.reads[read.name], self.by)[:, 0]  # [A, T]
-                    found[read.name][atoms, (t - kept) % n_lags, t] = size.double().cpu()
+            for read, atoms, size in _depth_sizes(self.frozen, t % n_lags == kept, self.by, wanted):
+                found[read.name][atoms, (t - kept) % n_lags, t] = size[:, 0].double().cpu()
         for name, sizes in found.items():
             total = sizes.sum(dim=(0, 1))
             yield name, torch.where(total > 0, sizes / torch.where(total > 0, total, 1.0), 0.0)
 
 
 @torch.no_grad()
-def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, slice, Tensor]]:
-    """For every read, some atoms at a time: contributions [A, B, T, D] of what they wrote at positions `where` [T]."""
-    code, n_atoms = frozen.code, len(frozen.atoms)
+def _depth_sizes(frozen: Frozen, where: Tensor, by: Size, wanted: set[str]) -> Iterator[tuple[Read, slice, Tensor]]:
+    """For every wanted read, some atoms at a time: sizes [A, B, T] of what they wrote at positions `where`."""
+    code, n_atoms, record = frozen.code, len(frozen.atoms), frozen.record
     if code.coefficients() != "operator" and bool(where.all()):
-        for read, parts in contributions_by_read(frozen.model.residual, frozen.record, frozen.form):
-            yield read, slice(n_atoms), parts
+        exact = wide(frozen.atoms[0]).dtype == frozen.atoms[0].dtype  # else each contribution is widened first
+        for account in account_by_read(frozen.model.residual, record, frozen.form):
+            if (read := account.read).name in wanted:
+                short = by == "norm" and exact
+                whole = record.reads[read.name]
+                yield read, slice(n_atoms), account.lengths() if short else size_of(account.contributions(), whole, by)
         return
     step = max(1, _BUDGET // (n_atoms * frozen.atoms[0].numel()))  # a system may carry all that was written
     for first in range(0, n_atoms, step):
@@ -215,17 +242,9 @@ def _contributions(frozen: Frozen, where: Tensor) -> Iterator[tuple[Read, slice,
             assert step.out is not None
             return slot(frozen.code.atom(step.out, step.gates), step.site.index + 1)
 
-        for read, parts in walk(code, frozen.record, slot(frozen.atoms[0].detach(), 0), written):
-            yield read, slice(some.start, some.stop), parts
-
-
-def _divided(sizes: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sizes {read: [T, S]} as shares of their sum over reads and S; 0 in a row of zeros."""
-    if not sizes:
-        return {}
-    total = sum(size.sum(dim=-1, keepdim=True) for size in sizes.values())
-    assert isinstance(total, Tensor)
-    return {n: torch.where(total > 0, x / torch.where(total > 0, total, 1.0), 0.0) for n, x in sizes.items()}
+        for read, parts in walk(code, record, slot(frozen.atoms[0].detach(), 0), written):
+            if read.name in wanted:
+                yield read, slice(some.start, some.stop), size_of(parts, record.reads[read.name], by)
 
 
 # --- the result -----------------------------------------------------------------------------------------------------

@@ -133,6 +133,12 @@ class Frozen:
         found = torch.autograd.grad(out, list(inputs.values()), g, retain_graph=True, allow_unused=True)
         return {name: x for name, x in zip(inputs, found, strict=True) if x is not None}
 
+    def forget(self, site: Site) -> None:
+        """Let go of what `site` made on the way to its write, which was pushed: its patterns are most of a pass."""
+        self.outs.pop(site.index, None)
+        for name in [name for name in self.seen if name.startswith(f"blocks.{site.layer}.{site.kind}.")]:
+            del self.seen[name]
+
     def push(self, site: Site, out: Tensor, parts: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """For every read that `site` is made of: (name, L x [P, *out.shape]) of P parts x = parts(read) [P, B, T, D].
 

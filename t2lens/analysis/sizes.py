@@ -14,6 +14,7 @@ position.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,11 +30,47 @@ from t2lens.sublayers.values import KVShift
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["WATCHED", "Size", "sequence_sizes", "size_of"]
+__all__ = ["WATCHED", "Lags", "Pairs", "Size", "sequence_sizes", "size_of"]
 
 Size = Literal["norm", "projection"]
 WATCHED = ("v", "pattern", "z")  # hook points of an attention that a `Frozen` must have watched
 _CHUNK = 2**23  # numbers of the largest tensor at a time
+_CACHED = 2**17  # numbers that stay in the cache of a core while they are used again
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """sizes [T, P]: of what position p adds at t, in the precision in which they were found."""
+
+    sizes: Tensor
+
+    def totals(self) -> Tensor:
+        """[T]: their sums over p, float64."""
+        return self.sizes.sum(dim=-1, dtype=torch.float64)
+
+    def back(self, weights: Tensor) -> Tensor:
+        """[P]: sum over t of weights [T] times sizes, float64."""
+        some = weights.nonzero()[:, 0]
+        if not len(some):
+            return torch.zeros_like(weights)
+        rows = slice(int(some[0]), int(some[-1]) + 1)
+        return weights[rows] @ self.sizes[rows].double()
+
+
+@dataclass(frozen=True)
+class Lags:
+    """sizes [n, T]: of what position t - lag adds at t, for the lags below n; none else adds anything."""
+
+    sizes: Tensor
+
+    def totals(self) -> Tensor:
+        return self.sizes.sum(dim=0, dtype=torch.float64)
+
+    def back(self, weights: Tensor) -> Tensor:
+        found, moved = torch.zeros_like(weights), weights * self.sizes
+        for lag, row in enumerate(moved):
+            found[: len(row) - lag] += row[lag:]
+        return found
 
 
 def size_of(parts: Tensor, whole: Tensor, by: Size) -> Tensor:
@@ -45,8 +82,8 @@ def size_of(parts: Tensor, whole: Tensor, by: Size) -> Tensor:
 
 
 @torch.no_grad()
-def sequence_sizes(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Tensor]]:
-    """For every read that `site` is made of: (name, [T, P]) the size of what its position p adds to the atom at t."""
+def sequence_sizes(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Pairs | Lags]]:
+    """For every read that `site` is made of: (name, sizes of what its position p adds to the atom at t)."""
     sublayer = _sublayer(frozen.model, site)
     if isinstance(sublayer, MLP):
         yield from _by_lag(frozen, site, by)
@@ -82,19 +119,15 @@ def _classes(x: Tensor, n: int) -> Tensor:
     return x * (at == torch.arange(n, device=x.device)[:, None])[:, None, :, None]
 
 
-def _by_lag(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Tensor]]:
+def _by_lag(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Lags]]:
     """Of what reaches few positions back: among n in a row only one position p has p mod n = c, so that one pass
     carries every n-th position."""
     out, n = frozen.outs[site.index], 1 + _reach(frozen.model, site)
     n_pos = out.shape[1]
     t = torch.arange(n_pos)
     for name, parts in frozen.push(site, out, lambda x: _classes(x, n)):
-        sizes = size_of(parts, out, by)[:, 0].double().cpu()  # [n, T]
-        found = torch.zeros(n_pos, n_pos, dtype=torch.float64)
-        for lag in range(min(n, n_pos)):
-            source = t[: n_pos - lag]
-            found[source + lag, source] = sizes[source % n, source + lag]
-        yield name, found
+        sizes = size_of(parts, out, by)[:, 0].cpu()  # [n, T]
+        yield name, Lags(torch.stack([sizes[(t - lag) % n, t] * (t >= lag) for lag in range(min(n, n_pos))]))
 
 
 def _is_plain(frozen: Frozen, site: Site, attention: Attention) -> bool:
@@ -108,7 +141,7 @@ def _is_plain(frozen: Frozen, site: Site, attention: Attention) -> bool:
     return all(torch.allclose(one, other, atol=1e-3, rtol=1e-2) for one, other in pairs)
 
 
-def _by_heads(frozen: Frozen, site: Site, attention: Attention, by: Size) -> Iterator[tuple[str, Tensor]]:
+def _by_heads(frozen: Frozen, site: Site, attention: Attention, by: Size) -> Iterator[tuple[str, Pairs]]:
     stem = f"blocks.{site.layer}.{site.kind}.hook_"
     pattern, n_heads = wide(frozen.seen[stem + "pattern"][0]), attention.cfg.n_heads  # [H, T, S]
     reach = _reach(frozen.model, site)
@@ -128,15 +161,27 @@ def _by_heads(frozen: Frozen, site: Site, attention: Attention, by: Size) -> Ite
             along = torch.einsum("hpd,td->htp", u, wide(frozen.outs[site.index][0]))
             sizes = (heads * along).sum(dim=0).clamp(min=0)
         else:
-            gram = torch.einsum("hpd,gpd->hgp", u, u)
-            sizes = torch.zeros_like(heads[0])
-            for one, row in zip(heads, gram, strict=True):
-                sizes += one * (heads * row[:, None]).sum(dim=0)
-            sizes = sizes.clamp(min=0).sqrt()
-        yield name, sizes.double().cpu()
+            sizes = _quadratic(heads, torch.einsum("hpd,gpd->hgp", u, u), frozen.model.cfg.causal)
+            sizes = sizes.clamp_(min=0).sqrt_()
+        yield name, Pairs(sizes.cpu())
 
 
-def _by_position(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Tensor]]:
+def _quadratic(heads: Tensor, gram: Tensor, causal: bool) -> Tensor:
+    """[T, P]: sum_hg heads_h heads_g gram_hg of heads [H, T, P] and symmetric gram [H, H, P]; causal: 0 where p > t."""
+    n_heads, n_pos, _ = heads.shape
+    found, step = torch.zeros_like(heads[0]), max(1, _CACHED // (n_heads * n_pos))
+    for first in range(0, n_pos, step):  # some rows at a time
+        seen = min(first + step, n_pos) if causal else n_pos
+        rows, sums = heads[:, first : first + step, :seen], found[first : first + step, :seen]
+        for h in range(n_heads):  # each pair of heads once
+            beside = rows[h] * gram[h, h, :seen]
+            for g in range(h):
+                beside.addcmul_(rows[g], gram[h, g, :seen], value=2)
+            sums.addcmul_(rows[h], beside)
+    return found
+
+
+def _by_position(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Pairs]]:
     """Each position of each read by itself through the whole sublayer, some at a time."""
     out = frozen.outs[site.index]
     n_pos = out.shape[1]
@@ -145,6 +190,6 @@ def _by_position(frozen: Frozen, site: Site, by: Size) -> Iterator[tuple[str, Te
     for first in range(0, n_pos, step):
         alone = torch.eye(n_pos, device=out.device, dtype=out.dtype)[first : first + step, None, :, None]
         for name, parts in frozen.push(site, out, lambda x, alone=alone: x * alone):  # [P, B, T, D]
-            found.setdefault(name, []).append(size_of(parts, out, by)[:, 0].double().cpu())
+            found.setdefault(name, []).append(size_of(parts, out, by)[:, 0].cpu())
     for name, sizes in found.items():
-        yield name, torch.cat(sizes).T
+        yield name, Pairs(torch.cat(sizes).T.contiguous())

@@ -171,6 +171,15 @@ def test_mass_is_conserved_on_every_system_and_padding_gets_none(system):
         assert abs(float(along["absorbed"].sum() + along["stuck"].sum()) - 1) < TIGHT
 
 
+def every_pair(found):
+    """[T, P]: the sizes, each row from a weight at one position alone; checked against their sums."""
+    n_pos = found.sizes.shape[-1]
+    rows = torch.stack([found.back(one) for one in torch.eye(n_pos, dtype=torch.float64)])
+    assert (rows.sum(dim=-1) - found.totals()).abs().max() < 1e-10
+    assert (found.back(torch.ones(n_pos, dtype=torch.float64)) - rows.sum(dim=0)).abs().max() < 1e-10
+    return rows
+
+
 @pytest.mark.parametrize("name", SUBLAYERS)
 def test_sizes_over_positions_are_those_of_each_position_by_itself(name):
     model, tokens = tiny("standard", 5, **SUBLAYERS[name], n_layers=2), random_tokens(5)[:1]
@@ -182,8 +191,8 @@ def test_sizes_over_positions_are_those_of_each_position_by_itself(name):
     for site in model.sites[:-1]:
         for by in ("norm", "projection"):
             with torch.no_grad():
-                alone = dict(sizes._by_position(frozen, site, by))
-                ours = dict(sizes.sequence_sizes(frozen, site, by))
+                alone = {read: each.sizes for read, each in sizes._by_position(frozen, site, by)}
+                ours = {read: every_pair(each) for read, each in sizes.sequence_sizes(frozen, site, by)}
             assert alone.keys() == ours.keys()
             for read in ours:
                 assert (alone[read] - ours[read])[mask[0]].abs().max() < 1e-10
