@@ -36,9 +36,9 @@ MOST = 16
 """Questions that are answered at a time, the last ones."""
 
 LONG = 512
-"""Tokens of a prompt up to which the rollout of a node is offered. The first needs a pass and a number for every pair of
-positions in every attention sublayer: a second for 24 of them at that length, and more than three at twice that. They
-are kept (25 MB), and later rollouts take hundredths of a second."""
+"""Tokens of a prompt up to which the rollout of a node is offered. The first needs a pass and a number for every pair
+of positions in every attention sublayer: a second for 24 of them at that length, and more than three at twice that.
+They are kept (25 MB), and later rollouts take hundredths of a second."""
 
 _FLOWS = Memory(limit=0.4e9, size=lambda flow: flow.nbytes + 10**6)
 _FOUND = Memory(limit=0.05e9, size=lambda found: 2 * len(str(found)))
