@@ -33,7 +33,7 @@ from t2lens.apps.state import (
 )
 from t2lens.apps.words import tell, why
 from t2lens.apps.writing import go_on, grow
-from t2lens.readout import NEXT
+from t2lens.readout import NEXT, same_word
 
 __all__ = ["Frame", "Page", "Refusal", "Side", "first_view", "keep", "run"]
 
@@ -47,12 +47,13 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """A model on its prompt, under its edits (JSON, or nothing). letter: "A" or "B"."""
+    """A model on its prompt, under its edits (JSON, or nothing). letter: "A" or "B"; beside: of B, side A."""
 
     letter: str
     loaded: loaders.Loaded
     prompt: str
     edits: str
+    beside: Side | None = None
 
     @property
     def name(self) -> str:
@@ -80,7 +81,20 @@ class Side:
 
     def trace(self, follow: str | int = NEXT) -> Trace:
         """The trace of the prompt, which follows a token. Refusal: this prompt, these edits or this token cannot be."""
-        return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits, follow))
+        last = self.last if follow == NEXT else None
+        return self._sentence(lambda: loaders.trace(self.loaded, self.prompt, self.edits, follow, last))
+
+    @cached_property
+    def last(self) -> int | None:
+        """What "next" follows at the last position, which has no true next token: in B, on the prompt of A, the token
+        that A finds likeliest there, so that both follow one. None: what the side itself finds likeliest."""
+        if self.beside is None or self.beside.prompt != self.prompt:
+            return None
+        try:
+            trace = self.beside.trace()
+        except Refusal:
+            return None
+        return same_word(self.loaded.model, str(trace.dataset["followed"].values[-1])) if trace.causal else None
 
     def analyse(self, key: str, options: dict[str, Any] | None = None, *, passages: int = 0) -> Finding:
         """The finding of an analysis of the catalog, on the prompt or on so many bundled passages. Refusal: what this
@@ -182,7 +196,7 @@ def _sides(selection: Selection) -> tuple[Side, ...]:
     prompts = [limit_prompt(selection.prompt)[0], limit_prompt(selection.prompt_b)[0]]
     b = selection.model_a if selection.model_b == CLEAN else selection.model_b
     chosen = [selection.model_a, *([b] if b != NO_MODEL else [])]
-    sides = []
+    sides: list[Side] = []
     for i, name in enumerate(chosen):
         try:
             loaded = loaders.load(name)
@@ -193,7 +207,8 @@ def _sides(selection: Selection) -> tuple[Side, ...]:
             edits = "" if i else active(selection.edits)
         except ValueError as error:
             raise Refusal(str(error)) from error
-        sides.append(Side(letter="AB"[i], loaded=loaded, prompt=text, edits=edits))
+        beside = sides[0] if sides else None
+        sides.append(Side(letter="AB"[i], loaded=loaded, prompt=text, edits=edits, beside=beside))
     return tuple(sides)
 
 

@@ -174,7 +174,9 @@ def load(name: str) -> Loaded:
     return _load(name, _weights_hash(name), _address=address(name))
 
 
-def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT) -> t2lens.Trace:
+def trace(
+    loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT, last: int | None = None
+) -> t2lens.Trace:
     """The trace of a prompt, under edits in JSON where there are any, that follows a token as `t2lens.trace` does.
     ValueError, TypeError or KeyError, one sentence each, for edits that the model cannot do, and for no token of it."""
     edits = edits.strip()
@@ -185,9 +187,9 @@ def trace(loaded: Loaded, prompt: str, edits: str = "", follow: str | int = NEXT
             n_pos, cfg = len(model.to_tokens(prompt)[0]), model.cfg
             every = 4 * cfg.n_layers * cfg.attention.n_heads * min(n_pos, cfg.n_ctx) ** 2
             heads = "each" if every <= HEADS_BYTES else "mean"
-            return t2lens.trace(model, prompt, name=name, edits=edits or (), follow=follow, heads=heads)
+            return t2lens.trace(model, prompt, name=name, edits=edits or (), follow=follow, last=last, heads=heads)
 
-    return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits, follow), run)
+    return _TRACES.get((loaded.name, loaded.weights_hash, prompt, edits, follow, last), run)
 
 
 def analyse(loaded: Loaded, key: str, given: str | int, options: dict[str, Any], edits: str = "") -> Finding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from t2lens.analysis.catalog import analysis
 from t2lens.apps.loaders import address
 from t2lens.edits import read_edits
+from t2lens.readout import NEXT
 
 if TYPE_CHECKING:
     from t2lens.apps.frame import Side
@@ -44,6 +45,7 @@ def maps_code(
     for name, side, token, start in zip("ab", sides, [*follow, *[""] * 2], [*starts, *[None] * 2], strict=False):
         more = ", edits=edits" if side.edits else ""
         more += f", follow={token!r}" if token not in (None, "") else ""
+        more += f", last={side.last!r}" if token == NEXT and side.last is not None else ""
         model = f"t2lens.load({address(side.loaded.name)!r})"
         lines += [*_edits(side), f"{name} = t2lens.trace({model}, {side.prompt!r}, name={side.name!r}{more})"]
         if start is not None:

@@ -10,7 +10,7 @@ traces and analyses alike, takes it from here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +20,22 @@ from torch import Tensor
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["NEXT", "Followed", "chunks", "entropy", "lens", "lens_values", "logit_shares_of", "token_id", "word"]
+__all__ = [
+    "NEXT",
+    "Followed",
+    "chunks",
+    "entropy",
+    "lens",
+    "lens_values",
+    "likeliest",
+    "logit_shares_of",
+    "same_word",
+    "token_id",
+    "word",
+]
 
 NEXT = "next"
-"""Follow the true next token at each position."""
+"""Follow the true next token at each position, and at the last one the likeliest."""
 
 _ENTRIES = 2**22  # numbers of one float64 tensor [positions, vocab]
 
@@ -55,9 +67,23 @@ def token_id(model: Transformer, token: str | int) -> int:
     return int(token)
 
 
+def same_word(model: Transformer, text: str) -> int | None:
+    """The id of a text that is one token of this model; None where it is none, or no text."""
+    try:
+        return token_id(model, text) if text else None
+    except ValueError:
+        return None
+
+
 def word(model: Transformer, token: int) -> str:
     """A token as text; its id where the model has no tokenizer."""
     return str(token) if model.tokenizer is None else model.to_str_tokens([token])[0]
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """[...] ids: the likeliest token by logits [..., V]; -1 where they are no prediction (NaN, or infinitely large)."""
+    logprob = logits.double().log_softmax(dim=-1)
+    return logits.argmax(dim=-1).masked_fill(logprob.isnan().any(dim=-1), -1)
 
 
 @dataclass(frozen=True)
@@ -68,15 +94,26 @@ class Followed:
     text: str
 
     @classmethod
-    def of(cls, model: Transformer, tokens: Tensor, follow: str | int) -> Followed:
+    def of(cls, model: Transformer, tokens: Tensor, follow: str | int, last: str | int | None = None) -> Followed:
         """`follow` on one sequence [T]: "next", the text of a token or its id. In a bidirectional model, whose
-        predictions are of the token that stands there, "next" is that one. ValueError, TypeError as `token_id`."""
+        predictions are of the token that stands there, "next" is that one. Otherwise the last position has no true next
+        token, and "next" is `last` there; None: the likeliest, once `ending` says which that is. ValueError, TypeError
+        as `token_id`."""
         if follow == NEXT and isinstance(follow, str):
             if not model.cfg.causal:
                 return cls(tokens, "the token at each position")
-            return cls(torch.cat([tokens[1:], tokens.new_full((1,), -1)]), "the true next token")
+            end = -1 if last is None else token_id(model, last)
+            told = "the likeliest" if last is None else repr(word(model, end))
+            ids = torch.cat([tokens[1:], tokens.new_full((1,), end)])
+            return cls(ids, f"the true next token; at the last position {told}")
         one = token_id(model, follow)
         return cls(torch.full_like(tokens, one), repr(word(model, one)))
+
+    def ending(self, logits: Tensor) -> Followed:
+        """With the likeliest token at the last position, by its logits [V], where none is followed there yet."""
+        if self.ids[-1] >= 0:
+            return self
+        return replace(self, ids=torch.cat([self.ids[:-1], likeliest(logits).unsqueeze(0)]))
 
 
 # --- the lens --------------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ class Trace:
 
     @property
     def follow(self) -> str | None:
-        """Which token the trace follows, in words ("the true next token", "' queen'"), or None."""
+        """Which token the trace follows, in words ("' queen'"; "the true next token; at the last position the
+        likeliest"), or None."""
         return self._meta.get("follow")
 
     @property
@@ -238,6 +239,7 @@ def trace(
     form: str = "additive",
     name: str | None = None,
     follow: str | int | None = None,
+    last: str | int | None = None,
     heads: Literal["each", "mean"] = "each",
 ) -> Trace:
     """Run `model` once on one sequence and label everything that moved along both axes.
@@ -253,6 +255,8 @@ def trace(
         follow: a token whose logit, lens probability and rank are followed through every read: "next" (the true next
             token of each position; in a bidirectional model the one that stands there), or the text or id of one token.
             None: nothing of that is computed. (A token whose text is "next" is named by its id.)
+        last: what "next" follows at the last position, which has no true next token: the text or id of a token. None:
+            the one that the model itself finds likeliest there, or none where its logits are NaN.
         heads: "mean" keeps the mean over attention heads alone, whose attribute `mean_of` says over how many: that of
             every head takes layers x heads x pos^2 numbers, 1.6 GB at 2,048 tokens in 24 layers of 4 heads.
 
@@ -280,7 +284,7 @@ def trace(
         raise ValueError(f"heads is 'each' or 'mean', not {heads!r}.")
     counts: dict[str, int] = {}
     capture = [(name_, _keep(patterns, heads, counts)) for name_ in model.hook_dict if name_.endswith(".hook_pattern")]
-    followed = None if follow is None else Followed.of(model, tokens[0], follow)
+    followed = None if follow is None else Followed.of(model, tokens[0], follow, last)
     with edited(model, wanted), model.hooks(fwd_hooks=capture):
         logits = model.forward(tokens, record=record)
     account = account_of(model, record, form, touched, np.float64 if logits.dtype == torch.float64 else np.float32)
@@ -293,6 +297,7 @@ def trace(
         effect = np.stack([edit_effect(record.reads[read][0], clean[read][0]) for read in reads])
         variables["edit_effect"] = (("read", "pos"), effect, {"meaning": "|edited - clean| / |clean| of the read"})
     if followed is not None:
+        followed = followed.ending(logits[0, -1])
         found = followed_variables(model, record, logits, followed, account.last, touched)
         variables, coords = variables | found[0], coords | found[1]
     strings = [str(i) for i in tokens[0].tolist()] if model.tokenizer is None else model.to_str_tokens(tokens[0])

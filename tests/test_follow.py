@@ -25,8 +25,9 @@ def test_the_lens_is_the_readout_of_every_read_of_the_cache(system: str) -> None
     seed = random.randrange(1000)
     model, ids = tiny(system, seed, local=True), random_tokens(seed)[0]
     data = t2lens.trace(model, ids, follow="next").dataset
-    assert data["followed_id"].values.tolist() == [*ids[1:].tolist(), -1]
     with torch.no_grad():
+        followed = [*ids[1:].tolist(), int(model(ids)[0, -1].argmax())]
+        assert data["followed_id"].values.tolist() == followed
         _, cache = model.run_with_cache(ids)
         final = model(ids)[0].log_softmax(dim=-1)
         for read in model.reads:
@@ -44,12 +45,39 @@ def test_the_lens_is_the_readout_of_every_read_of_the_cache(system: str) -> None
                 words = row["word"].values[row["lens_top"].values[t]]
                 assert words.tolist() == [str(int(i)) for i in best[:5]]
                 assert np.allclose(row["lens_top_logprob"].values[t], own[t][best[:5]], atol=1e-10)
-                if t + 1 == len(ids):
-                    assert np.isnan(row["lens_logprob"][t]) and np.isnan(row["lens_rank"][t])
-                    continue
-                assert abs(float(row["lens_logprob"][t]) - float(own[t, ids[t + 1]])) < 1e-10
-                assert int(row["lens_rank"][t]) == 1 + best.tolist().index(int(ids[t + 1]))
-    assert data["lens_kl"].sel(read="out").max() == 0
+                assert abs(float(row["lens_logprob"][t]) - float(own[t, followed[t]])) < 1e-10
+                assert int(row["lens_rank"][t]) == 1 + best.tolist().index(followed[t])
+    assert data["lens_kl"].sel(read="out").max() == 0 and data["lens_rank"].sel(read="out")[-1] == 1
+
+
+@pytest.mark.parametrize("ids", [[5], [5, 3, 8]])
+def test_the_last_position_has_the_likeliest_token_of_the_edited_pass_or_the_one_that_is_given(ids: list[int]) -> None:
+    model = tiny("attnres-full", 6)
+    edit = {"target": "atom", "operation": "scale", "site": "0.mlp", "value": -8}
+    with torch.no_grad():
+        plain = int(model([ids])[0, -1].argmax())
+        with t2lens.edited(model, edit):
+            best = int(model([ids])[0, -1].argmax())
+    assert best != plain
+    trace = t2lens.trace(model, ids, follow="next", edits=edit)
+    assert trace.dataset["followed_id"].values.tolist() == [*ids[1:], best]
+    assert trace.follow == "the true next token; at the last position the likeliest"
+    given = t2lens.trace(model, ids, follow="next", last=7)
+    assert given.dataset["followed_id"].values.tolist() == [*ids[1:], 7]
+    assert given.follow == "the true next token; at the last position '7'"
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        t2lens.trace(model, ids, follow="next", last=50)
+
+
+def test_where_logits_are_not_finite_no_token_is_likeliest() -> None:
+    model = tiny("attnres-full", 1)
+    with torch.no_grad():
+        model.blocks[1].mlp.output.weight[0, 0] = torch.nan
+    data = t2lens.trace(model, [0, 7, 3], follow="next").dataset
+    assert data["followed_id"].values.tolist() == [7, 3, -1] and data["followed"].values[-1] == ""
+    assert (
+        np.isnan(data["lens_logprob"][:, -1]).all() and np.isfinite(data["lens_logprob"].sel(read="0.attn")[:2]).all()
+    )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -163,7 +191,7 @@ def test_files_and_tables_keep_what_was_followed(tmp_path: Path) -> None:
     edit = {"target": "atom", "operation": "zero", "site": "1.mlp"}
     trace = t2lens.trace(tiny("ddl", 6), [0, 7, 3, 7], follow="next", edits=edit)
     again = t2lens.load_trace(trace.save(tmp_path / "t.safetensors"))
-    assert again.follow == trace.follow == "the true next token"
+    assert again.follow == trace.follow == "the true next token; at the last position the likeliest"
     for name in (*FOLLOWED, "edit_effect", "erased_energy", "logit_bias"):
         one, other = trace.dataset[name], again.dataset[name]
         assert one.dims == other.dims and one.equals(other), name

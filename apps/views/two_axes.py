@@ -70,7 +70,11 @@ def two_axes(frame: Frame) -> None:
 def _follow_control(frame: Frame) -> None:
     with frame.tools, st.popover("Follow"):
         st.text_input("Token to follow", key="follow", max_chars=TOKEN_LIMIT, placeholder="the true next token")
-        st.caption("Lens probability, rank and shares of the logit are those of this token.")
+        st.caption(
+            "Lens probability, rank and shares of the logit are those of this token. Left empty, they are of the true "
+            "next token at each position; at the last one, which has none, of the token that the model finds likeliest "
+            "there, and in B, on the prompt of A, of A's."
+        )
 
 
 def _followed(sides: Sequence[Side], wanted: str) -> tuple[list[str | int], list[str]]:

@@ -135,6 +135,7 @@ ANALYSES: tuple[Analysis, ...] = (
         options=(
             Option(name="top", kind="count", help="How many of the likeliest tokens are kept.", default=5),
             Option(name="target", kind="token", help="Follow this token; left out: the true next one."),
+            Option(name="last", kind="token", help="Without target, what is followed last; left out: the likeliest."),
         ),
     ),
     Analysis(

@@ -19,11 +19,11 @@ import xarray as xr
 from torch import Tensor
 
 from t2lens.analysis.finding import Chart, Finding, Value
-from t2lens.analysis.inputs import Batch, read_batch
+from t2lens.analysis.inputs import Batch, read_batch, token_id
 from t2lens.analysis.layout import chosen_tokens, per_token, put, token_axes, token_coords, word
 from t2lens.analysis.progress import progress
 from t2lens.mixing import ForwardRecord
-from t2lens.readout import chunks, entropy, lens, lens_values
+from t2lens.readout import chunks, entropy, lens, lens_values, likeliest
 from t2lens.residual.hyper_connections import HyperConnected
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = ["logit_lens"]
 
 _MEANING = {
     "probability": ("probability that the lens gives the target", "probability"),
-    "loss": ("-log of that probability", "nats"),
+    "loss": ("-log of that probability; of true next tokens, or of a target that was named", "nats"),
     "rank": ("place of the target among all tokens, 1 is the likeliest", "place"),
     "entropy": ("entropy of the prediction", "nats"),
     "kl": ("KL(final || lens): what is missing to the model's own prediction", "nats"),
@@ -48,6 +48,7 @@ def logit_lens(
     attention_mask: Any = None,
     top: int = 5,
     target: Any = None,
+    last: str | int | None = None,
 ) -> Finding:
     """What every read predicts when it goes straight to the final norm and the unembedding.
 
@@ -62,12 +63,15 @@ def logit_lens(
         input: text, list of texts, or token ids [pos] or [batch, pos] (with `attention_mask`).
         top: how many of the likeliest tokens are kept.
         target: a token (text or id; one, or one for each sequence) whose probability and rank are followed at every
-            position; by default the true next token at each.
+            position; by default the true next token at each (in a bidirectional model the token that stands there).
+        last: the token that is followed by default where there is no true next one, at the last position; None: the one
+            that the model itself finds likeliest there.
 
     Returns:
         A Finding. Its dataset (with an axis `sequence` in front of `pos` where there are several; NaN at padding):
 
-            probability, loss, rank(read, pos)   of the target; NaN where there is none; loss in nats
+            probability, rank(read, pos)         of the target; NaN where there is none
+            loss(read, pos)                      nats; NaN also where there is no true next token, unless by `target`
             entropy, kl(read, pos)               nats, kl from the model's own prediction
             top_probability, top_id, top_token(read, pos, k)   the likeliest tokens
             stream_probability, ... (block, stream, pos)       Hyper-Connections: the same of each stream
@@ -89,9 +93,10 @@ def logit_lens(
     top = min(top, model.cfg.d_vocab)
     followed = chosen_tokens(model, batch, target, "target")
     record, streams = _record(model, batch)
-    wanted = batch.next_tokens if followed is None else followed[:, None].expand(batch.tokens.shape)
-    # a bidirectional model has seen the next token: there is nothing to follow unless it is named
+    wanted = _wanted(model, batch, followed, last, record.read("out"))
+    # a bidirectional model has seen the next token: there is no loss unless a token is named
     known = batch.valid if followed is not None else batch.predicts & model.cfg.causal
+    ranked = known if bool(known.any()) else batch.valid & (wanted >= 0)
     reads = [read.name for read in model.reads]
     looks = {name: record.read(name) for name in reads}
     for block, state in enumerate(streams):
@@ -123,11 +128,25 @@ def logit_lens(
         dataset=data,
         columns=("read", "top token", "probability", "loss (nats)", "median rank", "entropy (nats)", "KL (nats)"),
         rows=tuple(
-            _row(name, batch, {key: x[i] for key, x in found.items()}, known, words) for i, name in enumerate(looks)
+            _row(name, batch, {key: x[i] for key, x in found.items()}, known, ranked, words)
+            for i, name in enumerate(looks)
         ),
-        notes=(*_without_value(looks, batch), *_notes(model, batch, followed, known)),
+        notes=(*_without_value(looks, batch), *_notes(model, batch, followed, last, known)),
         charts=tuple(charts),
     )
+
+
+def _wanted(model: Transformer, batch: Batch, target: Tensor | None, last: str | int | None, out: Tensor) -> Tensor:
+    """[B, T]: which token is followed where, -1 where there is none; the rule of `t2lens.readout.Followed`."""
+    if target is not None:
+        return target[:, None].expand(batch.tokens.shape)
+    if not model.cfg.causal:
+        return batch.tokens
+    ends = batch.valid & ~batch.predicts
+    own = likeliest(model.unembed(model.ln_final(out[ends].unsqueeze(0)))[0]) if last is None else token_id(model, last)
+    wanted = batch.next_tokens.clone()
+    wanted[ends] = own
+    return wanted
 
 
 def _without_value(looks: dict[str, Tensor], batch: Batch) -> list[str]:
@@ -136,16 +155,23 @@ def _without_value(looks: dict[str, Tensor], batch: Batch) -> list[str]:
     return [f"NaN or infinite, so without a prediction at some positions: {', '.join(bad)}."] if bad else []
 
 
-def _notes(model: Transformer, batch: Batch, followed: Tensor | None, known: Tensor) -> list[str]:
+def _notes(
+    model: Transformer, batch: Batch, followed: Tensor | None, last: str | int | None, known: Tensor
+) -> list[str]:
     n, every = int(known.sum()), int(batch.valid.sum())
     if followed is not None:
         what = f"Loss and rank are those of {_named(model, followed)}, over n = {n} positions"
     elif n:
         what = f"Loss and rank are those of the true next token, over n = {n} positions that have one"
+    elif model.cfg.causal:
+        what = "There is no loss: no position has a next token to predict"
     else:
-        what = "Loss and rank have no value: no position has a next token to predict"
+        what = "There is no next-token loss: this model sees both sides, so that the token at each position is followed"
     where = "the last position" if len(batch.tokens) == 1 else "the last position of the first sequence"
+    end = "the likeliest" if last is None else repr(word(model, token_id(model, last)))
+    at_end = followed is None and model.cfg.causal
     said = [
+        *([f"At the last position, which has no true next token, {end} is followed."] if at_end else []),
         f"{what}; entropy and KL are means over n = {every} positions; padding is left out.",
         f"Top token and probability are those at {where}.",
         "Each read goes through the final norm at its own scale, and the unembedding. KL is from the model's own "
@@ -204,11 +230,12 @@ def _measure(
         at = (rows[chunk], columns[chunk])
         if i == 0:
             final, target, has = lens(model, last[at]), wanted[at], known[at]
+            there = target >= 0
         own = final if looks[i] is last else lens(model, looks[i][at])
-        values = lens_values(own, final, target)
-        logprob = torch.where(has, values.pop("logprob"), torch.nan)
-        values["rank"] = torch.where(has, values["rank"], torch.nan)
-        values |= {"probability": logprob.exp(), "loss": -logprob, "entropy": entropy(own)}
+        values = lens_values(own, final, target.clamp(min=0))
+        logprob = torch.where(there, values.pop("logprob"), torch.nan)
+        values["rank"] = torch.where(there, values["rank"], torch.nan)
+        values |= {"probability": logprob.exp(), "loss": torch.where(has, -logprob, torch.nan), "entropy": entropy(own)}
         best = own.topk(top, dim=-1)
         values |= {"top_probability": best.values.exp(), "top_id": best.indices.masked_fill(best.values.isnan(), -1)}
         for name, value in values.items():
@@ -216,16 +243,17 @@ def _measure(
     return found
 
 
-def _row(name: str, batch: Batch, look: dict[str, Tensor], known: Tensor, words: dict[int, str]) -> tuple[Value, ...]:
+def _row(
+    name: str, batch: Batch, look: dict[str, Tensor], known: Tensor, ranked: Tensor, words: dict[int, str]
+) -> tuple[Value, ...]:
     """The row of one look in the table."""
     end = (0, int(batch.valid[0].nonzero()[-1]))  # the last token of the first sequence
-    follows = bool(known.any())
     return (
         name,
         words[int(look["top_id"][end][0])],
         float(look["top_probability"][end][0]),
-        float(look["loss"][known].mean()) if follows else None,
-        float(look["rank"][known].median()) if follows else None,
+        float(look["loss"][known].mean()) if bool(known.any()) else None,
+        float(look["rank"][ranked].median()) if bool(ranked.any()) else None,
         float(look["entropy"][batch.valid].mean()),
         float(look["kl"][batch.valid].mean()),
     )

@@ -224,7 +224,7 @@ def _of_followed(trace: Any, about: Quantity) -> Quantity:
 
 def _unfollowed(trace: Any) -> dict[int, str]:
     ids = trace.dataset["followed_id"].values
-    return {int(i): "no token follows the last position" for i in np.flatnonzero(ids < 0)}
+    return {int(i): "no token is followed at this position" for i in np.flatnonzero(ids < 0)}
 
 
 def _logit_share(trace: Any, about: Quantity) -> Grid:

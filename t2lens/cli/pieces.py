@@ -43,7 +43,9 @@ JSON = "Write every number to this file."
 FIGURE = "Draw it to this file: .svg, .png or .pdf."
 THEME = "Colours of the figure: light or dark."
 EDIT = "An edit as JSON, several as a list, or a file with them. Repeatable: they act in this order."
-FOLLOW = "Follow a token through the logit lens and logit shares: next (the true next one), or its text or id."
+FOLLOW = (
+    "Follow a token through lens and logit shares: next (the true next one; at the end the likeliest), its text or id."
+)
 OPTION = "NAME=VALUE: what the format of a checkpoint leaves open, as elc_variant=zero."
 
 

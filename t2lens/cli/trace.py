@@ -82,6 +82,7 @@ def _traces(
     follow: str | None,
 ) -> list[Any]:
     import t2lens
+    from t2lens.readout import NEXT, same_word
 
     if sum(given is not None for given in (text, ids, load)) != 1:
         raise ValueError("Give one of: a text, --ids, or --load with a trace file.")
@@ -104,7 +105,11 @@ def _traces(
     names = [model] if model_b is None else [model, model_b]
     loaded = [t2lens.load(name, **(read_options(option) if name == model else {})) for name in names]
     pairs = zip(loaded, names, strict=True)
-    return [t2lens.trace(one, prompt, edits=edits, name=Path(name).name, follow=follow) for one, name in pairs]
+    traces: list[Any] = []
+    for one, name in pairs:  # where the prompt ends both follow one token, the first model's likeliest
+        last = same_word(one, str(traces[0].dataset["followed"].values[-1])) if traces and follow == NEXT else None
+        traces.append(t2lens.trace(one, prompt, edits=edits, name=Path(name).name, follow=follow, last=last))
+    return traces
 
 
 def _report(traces: list[Any], quantity: str | None, pos: int) -> None:

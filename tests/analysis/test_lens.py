@@ -36,23 +36,20 @@ def test_every_number_of_every_read_is_that_of_the_readout_applied_by_hand(syste
     finding = logit_lens(model, tokens, top=3)
     assert finding["read"].values.tolist() == [read.name for read in model.reads]
     record, final = model.record(tokens), model(tokens).detach().log_softmax(-1)
-    following = tokens[:, 1:, None]
+    following = torch.cat([tokens[:, 1:], final[:, -1:].argmax(dim=-1)], dim=1)[..., None]
     for read in model.reads:
         lens = by_hand(model, record.reads[read.name])
         p, name = lens.exp(), read.name
-        of_next = lens[:, :-1].gather(-1, following)
+        of_next = lens.gather(-1, following)
         assert np.abs(table(finding, "entropy", read=name) + (p * lens).sum(-1).numpy()).max() < TIGHT
         assert np.abs(table(finding, "kl", read=name) - (final.exp() * (final - lens)).sum(-1).numpy()).max() < TIGHT
-        assert np.abs(table(finding, "loss", read=name)[:, :-1] + of_next.squeeze(-1).numpy()).max() < TIGHT
-        assert (
-            np.abs(table(finding, "probability", read=name)[:, :-1] - of_next.exp().squeeze(-1).numpy()).max() < TIGHT
-        )
-        order = lens[:, :-1].argsort(dim=-1, descending=True)
+        assert np.abs(table(finding, "loss", read=name)[:, :-1] + of_next[:, :-1, 0].numpy()).max() < TIGHT
+        assert np.abs(table(finding, "probability", read=name) - of_next.exp().squeeze(-1).numpy()).max() < TIGHT
+        order = lens.argsort(dim=-1, descending=True)
         place = (order == following).int().argmax(-1) + 1
-        assert (table(finding, "rank", read=name)[:, :-1] == place.numpy()).all()
+        assert (table(finding, "rank", read=name) == place.numpy()).all()
         assert (table(finding, "top_id", read=name) == p.topk(3).indices.numpy()).all()
-        for missing in ("loss", "rank", "probability"):  # the last position has no next token
-            assert np.isnan(table(finding, missing, read=name)[:, -1]).all()
+        assert np.isnan(table(finding, "loss", read=name)[:, -1]).all()  # the last position has no true next token
     assert not table(finding, "kl", read="out").any()
     kl = finding.columns.index("KL (nats)")
     rows = {row[0]: row for row in finding.rows}
@@ -103,8 +100,23 @@ def test_a_bidirectional_model_has_no_next_token_but_a_lens():
         assert np.isnan(finding["loss"].values).all() and np.isfinite(finding["kl"].values).all()
         final = by_hand(model, model.record(tokens).reads["out"])
         assert np.abs(table(finding, "entropy", read="out") + (final.exp() * final).sum(-1).numpy()).max() < TIGHT
-        assert any("no position has a next token" in note for note in finding.notes)
-        assert finding.rows[0][3] is None
+        own = (
+            final.exp().gather(-1, tokens[..., None]).squeeze(-1)
+        )  # its predictions are of the token that stands there
+        assert np.abs(table(finding, "probability", read="out") - own.numpy()).max() < TIGHT
+        assert any("the token at each position is followed" in note for note in finding.notes)
+        assert finding.rows[0][3] is None and finding.rows[0][4] is not None
+
+
+def test_the_last_token_can_be_given_and_one_token_alone_has_no_loss():
+    model, tokens = tiny("muddformer", 2), random_tokens(2)[:1, :4]
+    found = logit_lens(model, tokens, last=9)
+    p = by_hand(model, model.record(tokens).reads["out"])[0, -1, 9].exp()
+    assert float(found["probability"].sel(read="out")[-1]) == pytest.approx(float(p), abs=TIGHT)
+    assert np.isnan(found["loss"][:, -1]).all() and any("'9' is followed" in note for note in found.notes)
+    one = logit_lens(model, tokens[:, :1])
+    assert one["rank"].sel(read="out").values.tolist() == [1] and np.isnan(one["loss"]).all()
+    assert any("no position has a next token" in note for note in one.notes) and one.rows[-1][4] == 1
 
 
 @pytest.mark.parametrize("system", [s for s in SYSTEMS if isinstance(SYSTEMS[s], HyperConnections)])

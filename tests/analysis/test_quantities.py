@@ -212,13 +212,15 @@ def test_what_a_trace_follows_is_shown_or_said_to_be_missing():
     for key, variable in (("lens_rank", "lens_rank"), ("lens_kl", "lens_kl"), ("edit_effect", "edit_effect")):
         assert np.array_equal(grid(trace, key).values[1:], data[variable].values, equal_nan=True)
     chance = grid(trace, "lens_probability")
-    assert np.allclose(chance.values[1:, :-1], np.exp(data["lens_logprob"].values[:, :-1]))
-    assert chance.why("out", len(IDS) - 1) == "no token follows the last position" and not chance.why("out", 0)
+    assert np.allclose(chance.values[1:], np.exp(data["lens_logprob"].values)) and not chance.why("out", len(IDS) - 1)
     share = grid(trace, "logit_share")
     assert share.quantity.scale == "diverging" and "the bias completes the sum" in share.why("out")
     whole = share.values[:-1].sum(axis=0) + data["logit_bias"].values
-    assert np.allclose(whole[:-1], data["logit"].values[:-1], atol=1e-10) and np.isnan(whole[-1])
-    assert "Followed: the true next token." in share.quantity.meaning
+    assert np.allclose(whole, data["logit"].values, atol=1e-10)
+    assert "Followed: the true next token; at the last position the likeliest." in share.quantity.meaning
+    nowhere = {"target": "atom", "operation": "scale", "site": "embed", "value": 1e308}
+    chance = grid(t2lens.trace(tiny("standard"), IDS, follow="next", edits=[nowhere] * 2), "lens_probability")
+    assert chance.why("out", len(IDS) - 1) == "no token is followed at this position"
     for key in ("erased_energy", "written_energy"):
         found = grid(trace, key)
         assert np.array_equal(found.values[1:-1], data[key].values) and np.isnan(found.values[[0, -1]]).all()

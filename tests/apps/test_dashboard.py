@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from streamlit.testing.v1 import AppTest
 
 import t2lens
@@ -93,11 +94,26 @@ def test_what_the_maps_ask_is_answered_beside_them(forward_passes: list[str]) ->
     assert app.session_state["answered"][1] is found or app.session_state["answered"][1] == found
 
 
+def likeliest_last(name: str, edits: Any = ()) -> str:
+    model = t2lens.load(name)
+    with torch.no_grad(), t2lens.edited(model, edits):
+        return model.to_str_tokens([int(model(model.to_tokens(PROMPT))[0, -1].argmax())])[0]
+
+
 def test_a_token_that_is_none_of_the_model_is_told_and_the_next_is_followed() -> None:
     app = open_app(prompt=PROMPT, a="attnres-full", b=NO_MODEL, follow="kingly and more")
     assert not app.exception
     assert "A follows the true next token" in texts(app)
-    assert payload(app)["panels"][0]["follow"]["text"] == "the true next token"
+    assert payload(app)["panels"][0]["follow"]["text"] == "the true next token; at the last position the likeliest"
+    edits = '[{"target": "atom", "operation": "zero", "site": "*.mlp"}]'
+    both = open_app(prompt=PROMPT, a="attnres-full", b="standard", edits=edits)
+    panels = payload(both)["panels"]
+    best = panels[0]["follow"]["tokens"][-1]
+    assert best == likeliest_last("attnres-full", edits) != likeliest_last("standard")
+    assert panels[1]["follow"]["tokens"][-1] == best
+    assert panels[1]["follow"]["text"] == f"the true next token; at the last position {best!r}"
+    other = open_app(prompt=PROMPT, a="attnres-full", b="standard", prompt_b=f"{PROMPT} the")
+    assert payload(other)["panels"][1]["follow"]["text"].endswith("the likeliest")
     word = open_app(prompt=PROMPT, a="attnres-full", b=NO_MODEL, follow="queen")
     assert payload(word)["panels"][0]["follow"]["text"].strip("' ") == "queen"
 

@@ -131,7 +131,9 @@ def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     entry, names = analysis("lens"), {}
     loaded = SimpleNamespace(name="attnres-full")
-    side: Any = SimpleNamespace(letter="A", loaded=loaded, name="attnres-full, edited", prompt=PROMPT, edits=edits)
+    of = {"loaded": loaded, "name": "attnres-full, edited", "prompt": PROMPT, "edits": edits}
+    side: Any = SimpleNamespace(letter="A", last=None, **of)
+    other: Any = SimpleNamespace(letter="B", last=9, **of)  # where the prompt ends B follows the token that A says
     exec(analysis_code(side, "lens", {"top": 3}), names)
     from t2lens.edits import edited, read_edits
 
@@ -142,10 +144,10 @@ def test_the_python_that_is_shown_makes_the_same(tmp_path: Path, monkeypatch: py
 
     view = {"quantity": "residual_norm", "depth": "share", "head": "mean", "way": "", "cell": (1, 1, "out")}
     made: dict[str, Any] = {}
-    exec(maps_code([side, side], view, ("next", "next")), made)
-    same = t2lens.trace(model, PROMPT, name=side.name, edits=edits or (), follow="next")
-    xr.testing.assert_identical(made["a"].dataset, same.dataset)
-    xr.testing.assert_identical(made["b"].dataset, same.dataset)
+    exec(maps_code([side, other], view, ("next", "next")), made)
+    for name, last in (("a", None), ("b", 9)):
+        same = t2lens.trace(model, PROMPT, name=side.name, edits=edits or (), follow="next", last=last)
+        xr.testing.assert_identical(made[name].dataset, same.dataset)
     assert (tmp_path / "maps.svg").read_text()[:4] == "<svg"
     starts = [{"pos": 1, "site": "out"}, None]
     exec(maps_code([side, side], {**view, "cell": (0, 1, "out"), "layer": "rollout"}, ("next", "next"), starts), made)

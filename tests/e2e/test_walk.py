@@ -218,6 +218,9 @@ def test_the_largest_head_and_ranks_are_those_of_the_trace(show: Show) -> None:
     rank = 1 + int((most[6, :7] > most[6, 2]).sum())
     assert lines[2].strip() == f"rank {rank} of 7 in its row"
     assert "largest of 2 heads" in maps.page.locator(".t2l").text_content()
+    maps.page.get_by_role("button", name="attention head 1 of A").click()
+    assert maps.page.get_by_label("attention head", exact=True).input_value() == "1"
+    assert same(maps.hover("sequence-A", 2, 6)[1], one.dataset["sequence_attention"].sel(layer=1).values[1, 6, 2])
     norms = one.dataset["residual_norm"].values[3]
     lines = maps.hover("grid-A", 5, 4)
     assert f"rank {1 + int((norms > norms[5]).sum())} of 8 in its row" in "".join(lines)
@@ -373,8 +376,8 @@ def test_the_lens_and_the_followed_token_are_those_of_the_trace(show: Show) -> N
     shown = {name: float(value) for name, value in maps.table("A", "follow")}
     assert shown["logit"] == pytest.approx(float(data["logit"]), rel=1e-3)
     assert shown["of it from no atom"] == pytest.approx(float(data["logit_bias"]), rel=1e-3, abs=1e-6)
-    maps.click("grid-A", 7, 3)  # nothing follows the last token
-    assert maps.page.locator('[data-table="follow"]').count() == 0
+    maps.click("grid-A", 7, 3)  # where the prompt ends the likeliest token is followed
+    assert maps.heads("A", "follow")[0] == f"followed at out: {one.dataset['followed'].values[7]}"
 
 
 def test_a_long_prompt_comes_in_pieces(show: Show) -> None:
@@ -470,6 +473,18 @@ def test_every_map_has_a_cursor_for_keys(show: Show) -> None:
     assert maps.page.locator(".tip").text_content().startswith("query 4")
     sequence.press("Enter")
     assert maps.cell() == node(0, 4, "0.attn")
+    grid, data = maps.canvas("grid-A"), trace(residual=AttnRes()).dataset
+    maps.click("grid-A", 6, 7)
+    grid.press("Enter")  # down, to what it reads most of
+    best = data["depth_weight"].sel(read="out").isel(pos=6)
+    site = str(best["source"].values[int(best.argmax("source"))])
+    assert maps.cell() == node(0, 6, site) and maps.crumbs() == f"out@6 \u2190 {site}@6"
+    maps.click("grid-A", 6, 5)
+    grid.press("Shift+Enter")  # to where it looks most
+    looks = data["sequence_attention"].sel(layer=2).mean("head").values[6, :6]
+    assert maps.cell() == node(0, int(looks.argmax()), "2.attn")
+    grid.press("Backspace")
+    assert maps.cell() == node(0, 6, "2.attn")
     names = [maps.canvas(name).get_attribute("aria-label") for name in ("grid-A", "depth-A", "sequence-A")]
     assert all(names) and maps.page.locator("select:not([aria-label])").count() == 0
 
