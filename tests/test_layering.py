@@ -120,7 +120,7 @@ def _up(module: str, name: str) -> bool:
     """Whether one part of the dashboard imports a page, or a component the frame around it."""
     inside, wanted = (each.removeprefix("t2lens.apps.").split(".")[0] for each in (module, name))
     if wanted == "views":
-        return inside != "dashboard" and module != "t2lens.apps.views"
+        return inside not in ("dashboard", "launch") and module != "t2lens.apps.views"
     return inside == "components" and wanted == "frame"
 
 
