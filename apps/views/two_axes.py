@@ -153,20 +153,23 @@ def _trail(frame: Frame, cell: Cell) -> list[dict[str, Any]]:
 
 
 def _hint(traces: list[Any], cell: Cell) -> str:
-    """What to look at first, in one sentence; its numbers are those of the traces."""
-    seen = []
+    """What to look at first, for those who see such maps for the first time; its numbers are those of the traces."""
+    looks, takes = [], []
     for letter, trace in zip("AB", traces, strict=False):
         pattern = attention_of(trace).get(cell.site)
         norms = trace.of_way().dataset["contribution_norm"].sel(read=cell.site, pos=cell.pos)
         most = int(np.nanargmax(norms.values))
-        part = f"reads most from {norms.atom.values[most]} ({norms.values[most] / np.nansum(norms.values):.2f})"
+        takes.append(f"{letter} {norms.atom.values[most]}, {norms.values[most] / np.nansum(norms.values):.2f}")
         if pattern is not None:
             weights = pattern.mean(axis=0)[cell.pos, : cell.pos + 1]
             word = trace.tokens[int(weights.argmax())].strip()
-            part = f"looks back to \u201c{word}\u201d ({float(weights.max()):.2f}), {part}"
-        seen.append(f"{letter} {part}")
+            looks.append(f"{letter} \u201c{word}\u201d, {float(weights.max()):.2f}")
     word = traces[0].tokens[cell.pos].strip()
-    return f"Framed: {cell.site} at \u201c{word}\u201d. {'; '.join(seen)}. Click any cell, or use the arrow keys."
+    left = f"to the left earlier words (most: {'; '.join(looks)}), " if looks else ""
+    return (
+        f"A column is a word, a row a depth. The framed node, {cell.site} at \u201c{word}\u201d, reads along both: "
+        f"{left}downwards what lower layers wrote (most: {'; '.join(takes)}). Click a cell to see what it reads."
+    )
 
 
 def _notes(traces: list[Any]) -> list[str]:

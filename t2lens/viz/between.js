@@ -75,6 +75,7 @@ Object.assign(View.prototype, {
     this.cells(ctx, m, key, this.lut.both, value, shade);
     this.rowNames(ctx, g, a.rows, a.row.get(this.site(0)));
     this.positions(ctx, a, g, strip, this.at(0));
+    this.axes(ctx, g);
     const alone = a.tokens.filter((_, c) => this.beside(c, 0, 1) < 0).length;
     m.why.textContent = [
       this.pairing(a, b),

@@ -1,5 +1,7 @@
 // The three kinds of map, the cross of the chosen node, and the marks. One part of the module that maps.js describes.
 
+const CURSOR = "Arrow keys move a cursor, Enter goes there, Backspace goes back.";
+
 Object.assign(View.prototype, {
   // where a grid of p lies in a frame: the same height in A, B and their difference, so the same relative depth
   place(m, p) {
@@ -9,8 +11,14 @@ Object.assign(View.prototype, {
       cw = (m.wide - x - 2) / p.T,
       ch = (most * Math.min(16, Math.max(6, 460 / most))) / rows,
       strip = this.strip(p, cw);
-    m.geom = { x, y: 3, cw, ch, cols: p.T, rows, up: true };
-    return { g: m.geom, strip, H: 3 + rows * ch + strip.height + 4 };
+    m.geom = { x, y: 14, cw, ch, cols: p.T, rows, up: true };
+    return { g: m.geom, strip, H: 14 + rows * ch + strip.height + 4 };
+  },
+  // what the axes of a grid are
+  axes(ctx, g) {
+    const look = { align: "right", size: 9.5 };
+    this.text(ctx, "depth \u2191", g.x - 6, 6, look);
+    this.text(ctx, "position", g.x - 6, g.y + g.rows * g.ch + 8, look);
   },
   // room for the names of the sites
   gutter(p) {
@@ -51,6 +59,7 @@ Object.assign(View.prototype, {
       pos = this.at(m.i);
     this.rowNames(ctx, g, p.rows, row);
     this.positions(ctx, p, g, strip, pos);
+    this.axes(ctx, g);
     if (fills) this.quadrant(ctx, m, g, p, row, pos, fed);
     else if (pos >= 0) this.cross(ctx, g, p, row, pos);
     if (absent) {
@@ -72,12 +81,13 @@ Object.assign(View.prototype, {
               (own
                 ? `Left: where it looks in the sequence (${p.headNote(site)}).`
                 : `No arm to the left: ${site} reads only its own position.`);
-    m.why.textContent = [words, this.downsampled(g)].filter(Boolean).join(" ");
+    const n = p.counted(q.key);
+    m.why.textContent = [words, n && `n = ${n} of ${rows * p.T} nodes.`, this.downsampled(g)].filter(Boolean).join(" ");
     m.base.setAttribute(
       "aria-label",
       `Model ${p.letter}, ${p.name}: map of ${q.label} by position and depth. ` +
         (pos < 0 ? "" : `Chosen: ${site} at position ${pos}, token ${glyphs(p.tokens[pos])}. `) +
-        "Arrow keys move the chosen node, Backspace goes back.",
+        "Arrow keys move the chosen node, Enter goes down to what it reads most of, Shift and Enter to where it looks most, Backspace goes back.",
     );
     Object.assign(m.base.dataset, { geom: JSON.stringify(g), site, pos });
   },
@@ -220,7 +230,7 @@ Object.assign(View.prototype, {
           : p.lean && !p.answer("column", { pos })
             ? this.waiting("column", m.i, { pos })
             : "not in this trace";
-    m.base.setAttribute("aria-label", `Model ${p.letter}: depth map of position ${pos}, ${this.mode.label}`);
+    m.base.setAttribute("aria-label", `Model ${p.letter}: depth map of position ${pos}, ${this.mode.label}. ${CURSOR}`);
     m.base.dataset.geom = JSON.stringify(g);
   },
 
@@ -255,6 +265,7 @@ Object.assign(View.prototype, {
       pos = this.at(m.i),
       line = Boolean(at) && !p.whole(at);
     const { g, ctx, strip } = this.placeSequence(m, p, line);
+    this.thumbnails(m, p, at);
     m.h.sub.textContent = at ? `${at} looks back, ${p.headNote(at)}` : "";
     if (!at || (line && !(pos >= 0 && p.lookRow(at, pos)))) {
       m.geom = null;
@@ -281,8 +292,41 @@ Object.assign(View.prototype, {
     ]
       .filter(Boolean)
       .join(" ");
-    m.base.setAttribute("aria-label", `Model ${p.letter}: sequence map of ${at}, ${p.headNote(at)}`);
+    m.base.setAttribute("aria-label", `Model ${p.letter}: sequence map of ${at}, ${p.headNote(at)}. ${CURSOR}`);
     m.base.dataset.geom = JSON.stringify(g);
+  },
+
+  // every head of a site, small: one is chosen by a click
+  thumbnails(m, p, site) {
+    const all = p.patterns[site],
+      n = all && p.heads[site] > 1 && p.heads[site] <= 16 && p.T <= 256 ? p.heads[site] : 0,
+      key = [n && site, this.rev, this.isDark].join();
+    m.heads ??= el("div", "heads");
+    if (!m.heads.isConnected) m.area.insertBefore(m.heads, m.why);
+    if (m.heads.key !== key) {
+      m.heads.key = key;
+      m.heads.textContent = "";
+      for (let h = 0; h < n; h++) {
+        const button = el("button", "", undefined, m.heads),
+          canvas = el("canvas", "", undefined, button),
+          data = new ImageData(p.T, p.T);
+        el("span", "", String(h), button);
+        canvas.width = canvas.height = p.T;
+        for (let r = 0; r < p.T; r++)
+          for (let c = 0; c <= r; c++) {
+            const k = this.shadeWeight(p.masked(site, r, c) ? NaN : all[(h * p.T * (p.T + 1)) / 2 + (r * (r + 1)) / 2 + c]);
+            if (k !== "nan") data.data.set([...this.lut.warm[k], 255], 4 * (r * p.T + c));
+          }
+        canvas.getContext("2d").putImageData(data, 0, 0);
+        button.setAttribute("aria-label", `head ${h} of ${p.letter}`);
+        button.onclick = () => {
+          const select = this.selects.head;
+          select.value = select.value === String(h) ? "mean" : String(h);
+          select.onchange();
+        };
+      }
+    }
+    [...m.heads.children].forEach((o, h) => o.setAttribute("aria-pressed", String(this.view.head === String(h))));
   },
 
   // ---- marks above a map: the choice and the hovered cell, without drawing the map again

@@ -72,6 +72,7 @@ class View {
     const { payload } = this;
     this.sheet.textContent = "";
     this.maps = [];
+    this.selects = {};
     const head = el("div", "head", undefined, this.sheet);
     if (payload.hint) el("p", "hint", payload.hint, head);
     const list = (entries) => entries.map(([key, label]) => ({ key, label }));
@@ -89,6 +90,7 @@ class View {
     if (which.length > 1) this.choice(third, "attention head", "head", list(which.map((h) => [h, h])));
     const ways = [...new Set(this.panels.flatMap((p) => [...p.ways.keys()]))].filter((way) => way);
     this.crowded = ways.length > 1; // one choice more in the row
+    this.box.classList.toggle("crowded", this.crowded);
     if (this.crowded) this.choice(third, "attention reads with its", "way", list(ways.map((key) => [key, WAYS[key] || key])));
     this.back = this.bar(third);
     const nav = el("div", "nav", undefined, this.sheet);
@@ -149,6 +151,7 @@ class View {
       select = el("select", "", undefined, box),
       groups = new Map();
     select.setAttribute("aria-label", label);
+    this.selects[key] = select;
     options.forEach((o, k) => {
       if (o.group && !groups.has(o.group)) groups.set(o.group, el("optgroup", "", undefined, select)).get(o.group).label = o.group;
       const option = el("option", "", o.label, groups.get(o.group) || select);
@@ -270,6 +273,11 @@ class View {
     const p = this.panels[m.i],
       row = p.row.get(this.site(m.i)),
       pos = Math.max(0, this.at(m.i));
+    if (e.key === "Enter" || e.key === " ") {
+      e.preventDefault();
+      this.descend(m.i, e.shiftKey);
+      return;
+    }
     const to = {
       ArrowLeft: [pos - 1, row],
       ArrowRight: [pos + 1, row],

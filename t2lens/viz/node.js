@@ -36,7 +36,7 @@ View.prototype.table = function (parent, head, rows, sorted) {
     if (color) el("span", "sw", undefined, cell).style.background = color;
     const word = el(go ? "button" : "span", "", label, cell);
     word.title = label; // there may be no room for all of it
-    if (go && go.site) word.setAttribute("aria-label", `${label}: go to ${go.site} at position ${go.pos}`);
+    if (go) word.setAttribute("aria-label", go.site ? `${label}: go to ${go.site} at position ${go.pos}` : `${label}: walk from its logit`);
     if (go) word.onclick = typeof go === "function" ? go : () => this.follow(go);
     numbers.forEach((v, k) =>
       el(
@@ -65,10 +65,11 @@ View.prototype.ranking = function (parent, name, label, head, ranked, sorted, ma
   this.opened ??= new Set(); // stays so when the node moves
   const n = ranked.length,
     open = this.opened.has(name),
-    shown = ranked.slice(0, open ? ALL : TOP);
+    few = n <= TOP + 1, // one row more takes no more room than its button
+    shown = ranked.slice(0, open ? ALL : few ? n : TOP);
   this.table(parent, [`${label}${shown.length < n ? `, ${shown.length} of ${n}` : ""}`, ...head], shown.map(make), sorted).dataset.table =
     name;
-  if (n <= TOP) return;
+  if (few) return;
   const button = el("button", "more", open ? `first ${TOP}` : n > ALL ? `first ${ALL} of ${n}` : `all ${n}`, parent);
   button.setAttribute("aria-expanded", String(open));
   button.setAttribute("aria-label", `${label}: show ${button.textContent}`);

@@ -61,6 +61,12 @@ class Panel {
     this.missing[quantity] = missing || {};
     this.use(name);
   }
+  // how many nodes have a number of this quantity
+  counted(key) {
+    const n = (this.ways.get(this.way).counts ??= new Map());
+    if (!n.has(this.grid[key])) n.set(this.grid[key], (this.grid[key] || []).reduce((sum, v) => sum + Number.isFinite(v), 0));
+    return n.get(this.grid[key]);
+  }
   value(key, row, pos) {
     return this.grid[key] ? this.grid[key][row * this.T + pos] : NaN;
   }

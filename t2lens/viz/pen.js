@@ -319,7 +319,7 @@ Object.assign(View.prototype, {
   },
   colourBar({ text, canvas }, label, table, ticks, arrow = false) {
     text.textContent = label;
-    const W = this.width < 1000 || this.crowded ? 108 : 150,
+    const W = this.width < 1000 ? (this.crowded ? 92 : 108) : this.crowded ? 108 : 150,
       ctx = this.fit(canvas, W + 40, 25);
     for (let i = 0; i < W; i++) {
       ctx.fillStyle = css(table[Math.round((255 * i) / (W - 1))]);

@@ -124,6 +124,21 @@ Object.assign(View.prototype, {
     if (word === undefined && cell.pos === from.pos && cell.site === from.site) return;
     this.select(cell, "step", word === undefined ? [...this.trail, from] : [{ ...cell, word }]);
   },
+  // with the keyboard: to the source that the node reads most of, or (`back`) to the position it looks at most
+  descend(i, back) {
+    const p = this.panels[i],
+      site = this.site(i),
+      pos = this.at(i);
+    if (pos < 0) return;
+    const size = (v) => (Number.isFinite(v) ? Math.abs(v) : -1);
+    const places = back
+      ? Array.from({ length: p.looks(site) && p.seen(site, pos) ? pos : 0 }, (_, k) => [p.attention(site, pos, k), k, site])
+      : p.read(this.view.depth, p.row.get(site), pos).map((s) => [s.value, pos, s.atoms[s.atoms.length - 1]]);
+    const best = places.filter(([v, , name]) => size(v) > 0 && p.row.has(name)).sort((a, b) => size(b[0]) - size(a[0]))[0];
+    if (best) this.follow({ panel: i, pos: best[1], site: best[2] });
+    const nothing = `${site} at position ${pos} reads ${back ? "no other position" : "nothing below"}.`;
+    this.live.textContent = best ? this.tell(best[1], best[2], i).join(". ") : nothing;
+  },
   goBack() {
     this.pause();
     const last = this.past.pop();

@@ -148,7 +148,8 @@ def test_choices_are_heard_and_the_same_revision_keeps_them(show: Callable[..., 
     maps.page.wait_for_function("heard.length === 4")
     heard = maps.page.evaluate("heard")
     assert [key for key, _ in heard] == ["cell", "cell", "cell", "show"]
-    assert heard[2][1] == cell and heard[3][1] == {
+    assert heard[2][1] == {**cell, "trail": [{"panel": 0, "pos": 4, "site": "1.attn"}]}
+    assert heard[3][1] == {
         "quantity": "residual_norm",
         "depth": "contribution",
         "head": "mean",

@@ -218,7 +218,7 @@ def test_the_largest_head_and_ranks_are_those_of_the_trace(show: Show) -> None:
     rank = 1 + int((most[6, :7] > most[6, 2]).sum())
     assert lines[2].strip() == f"rank {rank} of 7 in its row"
     assert "largest of 2 heads" in maps.page.locator(".t2l").text_content()
-    maps.page.get_by_role("button", name="attention head 1 of A").click()
+    maps.page.get_by_role("button", name="head 1 of A").click()
     assert maps.page.get_by_label("attention head", exact=True).input_value() == "1"
     assert same(maps.hover("sequence-A", 2, 6)[1], one.dataset["sequence_attention"].sel(layer=1).values[1, 6, 2])
     norms = one.dataset["residual_norm"].values[3]
@@ -321,12 +321,12 @@ def test_answers_are_bounded(show: Show) -> None:
 )
 def test_sources_go_by_what_the_maps_show_and_all_of_them_can_be_shown(show: Show, mode: str, head: str) -> None:
     one = trace(seed=8, residual=AttnRes(block_size=2)) if mode != "weights" else trace(seed=8, residual=AttnRes())
-    maps = show(maps_payload([one], depth=mode, cell=(0, 5, "2.mlp")))
+    maps = show(maps_payload([one], depth=mode, cell=(0, 5, "out")))
     table = "weights" if mode == "weights" else "atoms"
     variable, dim = {"weights": ("depth_weight", "source"), "mixing": ("mixing", "atom")}.get(
         mode, ("contribution_norm", "atom")
     )
-    here = one.dataset[variable].sel(read="2.mlp").isel(pos=5).dropna(dim)
+    here = one.dataset[variable].sel(read="out").isel(pos=5).dropna(dim)
     wanted = [str(name) for name in here[dim].values[np.argsort(-np.abs(here.values), kind="stable")]]
     assert maps.page.locator(f'[data-table="{table}"] th[aria-sort]').text_content() == head
     assert [row[0] for row in maps.table("A", table)] == wanted[:5]
