@@ -24,7 +24,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forward = Transformer.forward
 
     def noting(self: Transformer, *args: Any, **kwargs: Any) -> Any:
-        seen.setdefault(id(self), (self, self.training, _parameters(self)))
+        if id(self) not in seen:
+            seen[id(self)] = self, self.training, _parameters(self)
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(Transformer, "forward", noting)
