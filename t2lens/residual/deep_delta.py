@@ -31,6 +31,7 @@ Inside, X is [..., B, T, V, D] (V = 1 for the scalar state drops to [..., B, T, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -43,7 +44,7 @@ from t2lens.hooks import HookPoint
 from t2lens.residual.base import Coefficients, Gates, ResidualSystem, Site, Source, WeightsFrom
 from t2lens.sublayers.norms import wide
 from t2lens.sublayers.positions import Places
-from t2lens.sublayers.short_conv import causal_conv
+from t2lens.sublayers.short_conv import causal_conv, with_past
 
 __all__ = ["DeepDelta", "DeepDeltaLearning"]
 
@@ -123,6 +124,7 @@ class DeepDeltaLearning(ResidualSystem):
     forms: ClassVar[tuple[str, ...]] = ("additive", "operator")
     stream_is_whole = True
     gate_label: ClassVar[str | None] = "beta"
+    gate_name: ClassVar[str | None] = "beta"
     gate_range: ClassVar[tuple[float, float] | None] = (0.0, 2.0)
     gate_meaning: ClassVar[str | None] = (
         "Beta: 0 leaves the state alone, 1 overwrites along k, 2 reflects (write-only: the size of the write)."
@@ -176,9 +178,11 @@ class DeepDeltaLearning(ResidualSystem):
     def read(self, state: _State, site: Site, gates: Gates) -> Tensor:
         if isinstance(state, _Timed):
             kernel, read = self.compress[self._row(site)], self.compress_read[self._row(site)]
-            weight = kernel.transpose(0, 1) * read[:, None, None]  # [V, D, K]
-            return causal_conv(state.x, weight, state.places, f"{site.name}.state").sum(dim=-2)
-        return _over_channels(state, self.effective_read(site)) if self.expanded else state
+            taps = kernel.permute(2, 1, 0) * read[:, None]  # [K, V, D]
+            line = with_past(state.x, len(taps) - 1, -3, state.places, f"{site.name}.state")
+            n = state.x.shape[-3]
+            return _over_channels([(line.narrow(-3, tau, n), weight) for tau, weight in enumerate(taps)])
+        return _over_channels([(state, self.effective_read(site))]) if self.expanded else state
 
     def _row(self, site: Site) -> int:
         """Which compressor reads at `site`."""
@@ -290,13 +294,14 @@ class DeepDeltaLearning(ResidualSystem):
                 self.gate_points[-1][name] = point
 
 
-def _over_channels(state: Tensor, weight: Tensor) -> Tensor:
-    """sum_v w[v] X[v], [..., D], of a state [..., V, D] (or of width 1) and weights [V, D]."""
-    if state.shape[-1] == 1:
-        return state.squeeze(-1) @ weight
-    total = state[..., 0, :] * weight[0]
-    for v in range(1, len(weight)):  # a quarter of the time of a product that is summed: nothing large is made
-        total = torch.addcmul(total, state[..., v, :], weight[v])
+def _over_channels(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """sum_v w[v] X[v], [..., D], over all terms: states X [..., V, D] (or of width 1) and weights w [V, D]."""
+    if len(terms) == 1 and terms[0][0].shape[-1] == 1:
+        return terms[0][0].squeeze(-1) @ terms[0][1]
+    (first, *others) = ((x[..., v, :], w[v]) for x, w in terms for v in range(len(w)))
+    total = first[0] * first[1]
+    for x, weight in others:  # half the time, or less, of a product that is summed: nothing large is made
+        total.addcmul_(x, weight)
     return total
 
 
