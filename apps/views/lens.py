@@ -6,49 +6,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import streamlit as st
 
-from t2lens import Trace
 from t2lens.analysis.finding import Finding
 from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
+from t2lens.apps.followed import FOLLOW, View, told, views_of
 from t2lens.apps.frame import Frame, Page, Refusal, Side
 from t2lens.apps.generation import GENERATION, continue_prompt, options_of
 from t2lens.apps.nodes import move, places
 from t2lens.apps.snippets import analysis_code, generation_code
 from t2lens.apps.state import flag, one_of, text
 from t2lens.apps.words import section, tell
-from t2lens.model import Transformer
-from t2lens.readout import token_id
 from t2lens.viz.labels import glyphs
 from t2lens.viz.lens_grid import LENS, by_depth, lens_grid, range_of, stream_grid, values_of, window
 from t2lens.viz.new_tokens import first_difference, new_tokens_picture
-from t2lens.viz.shares import path_strips, share_bars, shares_of
+from t2lens.viz.shares import (
+    EFFECTS,
+    effects_in,
+    path_strips,
+    range_of_bars,
+    share_and_effect,
+    share_bars,
+    shares_of,
+)
 
 __all__ = ["PAGE"]
 
 COLUMNS, PATHS, WIDTH = 13, 10, 676
 """Positions that the grid shows, paths that are listed, pixels of a picture: two stand side by side at 1440."""
 
-FOLLOW = {"next": "the true next token", "likeliest": "A's likeliest here", "token": "this token"}
 OF = {"share": "the logit", "share_above_mean": "the logit above the mean token"}
 BY = {"atom": "atoms", "head": "heads"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """One side at one position. token: whose logit is taken apart; target: the token that the lens follows at all
-    positions, None where it is the true next one of each."""
-
-    side: Side
-    pos: int
-    token: int
-    target: int | None
-    against: int | None
-
-    def word(self, token: int) -> str:
-        return glyphs(self.side.loaded.model.to_str_tokens([token])[0])
 
 
 @dataclass
@@ -81,11 +70,14 @@ def lens(frame: Frame) -> None:
     with st.spinner("Running the models ...", show_time=True):
         traces = [side.trace() for side in frame.sides]
     tell(notice for trace in traces for notice in trace.notices)
-    views = _views(frame, traces)
+    positions = places(frame)
+    _controls(frame)
+    views = views_of(frame, traces, positions)
     drawn = _Drawn()
     if views:
         _lens(views, drawn)
         _attribution(views, drawn)
+        _effects(views, drawn)
         _paths(views, drawn)
     _generation(frame, drawn)
     continue_prompt(frame)
@@ -95,31 +87,6 @@ def lens(frame: Frame) -> None:
 
 
 # --- what is looked at -----------------------------------------------------------------------------------------------
-
-
-def _views(frame: Frame, traces: list[Trace]) -> list[View]:
-    """The sides at the chosen position. Says what cannot be, and leaves that side out."""
-    state = st.session_state
-    positions = places(frame)
-    _controls(frame)
-    views, notices = [], []
-    last = [len(trace.tokens) - 1 for trace in traces]
-    follow, likeliest = state["lens_follow"], None
-    unknown = any(p == n or not t.causal for p, n, t in zip(positions, last, traces, strict=True))
-    if follow == "likeliest" or (follow == "next" and unknown):
-        likeliest = _likeliest(frame.sides[0], last[0] if positions[0] is None else positions[0])
-        if follow == "next" and likeliest:
-            notices.append(f"There is no next token to follow there: A's likeliest is taken, {glyphs(likeliest)}.")
-    for side, trace, pos in zip(frame.sides, traces, positions, strict=True):
-        if pos is None:
-            notices.append(f"{side.letter} has no position beside this one of the other prompt.")
-            continue
-        try:
-            views.append(_view(side, trace, pos, likeliest))
-        except (ValueError, TypeError) as error:
-            notices.append(str(side.refusal(str(error))))
-    tell(notices)
-    return views
 
 
 def _controls(frame: Frame) -> None:
@@ -143,41 +110,6 @@ def _controls(frame: Frame) -> None:
 
 def _moved() -> None:
     move(pos=int(st.session_state["lens_pos"] or 0))
-
-
-def _likeliest(side: Side, pos: int) -> str:
-    """The side's likeliest token after a position, as text; nothing where its logits are not finite."""
-    best = int(side.analyse("lens")["top_id"].isel(k=0, pos=max(pos, 0)).sel(read="out"))
-    return side.loaded.model.to_str_tokens([best])[0] if best >= 0 else ""
-
-
-def _view(side: Side, trace: Trace, pos: int, likeliest: str | None) -> View:
-    state, model, ids = st.session_state, side.loaded.model, trace.token_ids
-    follow, against = state["lens_follow"], _read_token(model, state["lens_against"])
-    if follow == "next" and trace.causal and pos + 1 < len(ids):
-        return View(side=side, pos=pos, token=int(ids[pos + 1]), target=None, against=against)
-    given = state["lens_token"] if follow == "token" else likeliest
-    if not given:
-        raise ValueError(
-            "type the token that is to be followed."
-            if follow == "token"
-            else "A has no likeliest token here: its logits are not finite."
-        )
-    token = _read_token(model, given)
-    assert token is not None
-    return View(side=side, pos=pos, token=token, target=None if follow == "next" else token, against=against)
-
-
-def _read_token(model: Transformer, given: str | None) -> int | None:
-    """The id of what was typed, where the sign of a space stands for one. ValueError: not one token."""
-    if not given:
-        return None
-    try:
-        return token_id(model, given)
-    except ValueError:
-        if "\u00b7" not in given:
-            raise
-        return token_id(model, given.replace("\u00b7", " "))
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -211,8 +143,13 @@ def _findings(views: list[View], make: Callable[[View], Finding]) -> tuple[list[
 
 def _lens(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
-    section("Logit lens", "What the readout would say of each read: the likeliest token, in bold where it is followed.")
-    views, found = _findings(views, lambda view: drawn.ask(view.side, "lens", _target(view)))
+    section(
+        "Logit lens",
+        "Each row is a read: what one sublayer reads, the first at the bottom, the model's own readout (out) on top. A "
+        "cell holds the token that the model would say next if that read went straight to its output; bold: it is the "
+        "followed one.",
+    )
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "lens", view.lens))
     if not views:
         return
     color, columns = state["lens_color"], {}
@@ -227,7 +164,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
         "lens-grid",
         lambda view: lens_grid(
             by_letter[view.side.letter],
-            title=view.side.head,
+            title=f"{view.side.head}: what the model would say next from what each sublayer reads",
             quantity=color,
             pos=view.pos,
             positions=columns[view.side.letter],
@@ -236,18 +173,18 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
         ),
     )
     shown, n = columns[views[0].side.letter], found[0].dataset.sizes["pos"]
-    what = "the true next token of each position" if views[0].target is None else f"{views[0].word(views[0].target)}"
     part = (
         f"positions {shown[0]} to {shown[-1]} of 0 to {n - 1}, around the chosen one"
         if len(shown) < n
         else "all positions"
     )
-    st.text(f"Followed: {what}. Shown: {part}. A and B share the scale of colours.")
+    both = " A and B share the scale of colours." if len(views) > 1 else ""
+    st.text(f"Followed: {told(views)}. Shown: {part}.{both}")
     with st.container(key="lens-lines", horizontal=True, gap="medium"):
         _mount(drawn, _line(views), "lens-line", views[0].side.panel)
         for view, finding in zip(views, found, strict=True):
             if "stream_kl" in finding.dataset and color != "top":
-                title = f"{view.side.head}: streams at position {view.pos}"
+                title = f"{view.side.head}: what each stream alone would say, at position {view.pos}"
                 _mount(
                     drawn,
                     stream_grid(
@@ -264,10 +201,6 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
     st.checkbox("Probability on a log scale", key="lens_log")
 
 
-def _target(view: View) -> dict[str, Any]:
-    return {} if view.target is None else {"target": view.target}
-
-
 def _streams(finding: Finding, color: str, pos: int) -> tuple[float, float]:
     return range_of(color, [finding.dataset[f"stream_{LENS[color].variable}"].isel(pos=pos).values.astype(float)])
 
@@ -279,7 +212,7 @@ def _line(views: list[View]) -> str:
         [view.pos for view in views],
         [view.side.head for view in views],
         log=st.session_state["lens_log"],
-        title=f"Probability of {' and '.join(words)} by depth",
+        title=f"How likely {' and '.join(words)} would be, from what each sublayer reads",
         width=WIDTH,
         theme=theme(),
     )
@@ -288,7 +221,9 @@ def _line(views: list[View]) -> str:
 def _attribution(views: list[View], drawn: _Drawn) -> None:
     state = st.session_state
     section(
-        "Attribution", "What each write adds to the logit, at the recorded norm scale and gates; all shares sum to it."
+        "Attribution",
+        "A write is what one sublayer puts into the state. What each adds to the logit of the followed token, at the "
+        "recorded norm scale and gates; all shares sum to that logit.",
     )
     one, two, three, _ = st.columns([1.3, 1.3, 2.2, 6], vertical_alignment="bottom")
     one.selectbox("By", list(BY), key="lens_by", format_func=BY.__getitem__)
@@ -296,26 +231,22 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
     three.selectbox(
         "Shares of", list(OF), key="lens_of", format_func=OF.__getitem__, disabled=bool(state["lens_against"])
     )
-    views, found = _findings(
-        views, lambda view: drawn.ask(view.side, "logits", _logit(view) | {"by": state["lens_by"]})
-    )
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "logits", view.logit | {"by": state["lens_by"]}))
     if not views:
         return
     sums = {
         view.side.letter: shares_of(finding, above_mean=state["lens_of"] == "share_above_mean")
         for view, finding in zip(views, found, strict=True)
     }
-    every = np.concatenate([[0.0], *(each.shares for each in sums.values())])
-    room = 0.04 * float(np.ptp(every))
-    limits = (float(every.min()) - room * (every.min() < 0), float(every.max()) + room or 1.0)
-    titles = {view.side.letter: finding.title for view, finding in zip(views, found, strict=True)}
+    limits = range_of_bars([each.shares for each in sums.values()])
+    who = "write" if state["lens_by"] == "atom" else "head and other write"
     _beside(
         views,
         drawn,
         "shares",
         lambda view: share_bars(
             sums[view.side.letter],
-            title=f"{view.side.head}: {titles[view.side.letter]}",
+            title=f"{view.side.head}: what each {who} adds to {view.of_logit}",
             width=WIDTH,
             by_size=state["lens_sort"] == "size",
             limits=limits,
@@ -324,9 +255,51 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
     )
 
 
-def _logit(view: View) -> dict[str, Any]:
-    options = {"pos": view.pos, "token": view.token}
-    return options if view.against is None else {**options, "against": view.against}
+def _effects(views: list[View], drawn: _Drawn) -> None:
+    """Beside the shares: each write taken away, and what becomes of the prediction."""
+    state = st.session_state
+    one, two = st.columns([4, 2], vertical_alignment="bottom")
+    one.toggle(
+        "Take each write away and measure",
+        key="lens_writes",
+        help="Every write is set to zero at all positions, one at a time, and all that comes after it runs anew: about "
+        "one pass for every two blocks.",
+    )
+    two.selectbox(
+        "Effect",
+        list(EFFECTS),
+        key="lens_effect",
+        format_func=lambda key: EFFECTS[key].label,
+        disabled=not state["lens_writes"],
+    )
+    if not state["lens_writes"]:
+        return
+    options = {view.side.letter: {"pos": view.pos, "token": view.token} for view in views}
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "writes", options[view.side.letter]))
+    if not views:
+        return
+    by_letter = {view.side.letter: finding for view, finding in zip(views, found, strict=True)}
+    share_limits = range_of_bars([finding["share"].values.astype(float) for finding in found])
+    effect_limits = range_of_bars([effects_in(finding, state["lens_effect"]) for finding in found])
+    _beside(
+        views,
+        drawn,
+        "writes",
+        lambda view: share_and_effect(
+            by_letter[view.side.letter],
+            title=f"{view.side.head}: what each write adds itself, and what is lost without it",
+            effect=state["lens_effect"],
+            by_size=state["lens_sort"] == "size",
+            share_limits=share_limits,
+            effect_limits=effect_limits,
+            width=WIDTH,
+            theme=theme(),
+        ),
+    )
+    st.text(
+        "A write can do much with a small share, when later sublayers read it, and little with a large one, when they "
+        "make up for it. Of the followed token alone, whatever it is compared with above."
+    )
 
 
 def _paths(views: list[View], drawn: _Drawn) -> None:
@@ -335,7 +308,7 @@ def _paths(views: list[View], drawn: _Drawn) -> None:
         "The logit as a sum over all paths through writes and positions: the largest, from where they begin. Attention "
         "patterns, norm scales and gates are held.",
     )
-    views, found = _findings(views, lambda view: drawn.ask(view.side, "paths", _logit(view) | {"n": PATHS}))
+    views, found = _findings(views, lambda view: drawn.ask(view.side, "paths", view.logit | {"n": PATHS}))
     by_letter = {view.side.letter: finding for view, finding in zip(views, found, strict=True)}
     _beside(
         views,
@@ -343,7 +316,7 @@ def _paths(views: list[View], drawn: _Drawn) -> None:
         "paths",
         lambda view: path_strips(
             by_letter[view.side.letter],
-            title=f"{view.side.head}: {by_letter[view.side.letter].title}",
+            title=f"{view.side.head}: the paths that bring most to {view.of_logit}",
             width=WIDTH,
             theme=theme(),
         ),
@@ -380,7 +353,7 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
         for side in frame.sides:
             if side.letter in found:
                 finding = found[side.letter]
-                title = f"{side.head}: {finding.title}"
+                title = f"{side.head}: how the model writes on, {finding.title}"
                 svg = new_tokens_picture(
                     finding, title=title, before=side.trace().tokens, differs=differs, width=WIDTH, theme=theme()
                 )
@@ -411,6 +384,8 @@ PAGE = Page(
         one_of("lens_by", list(BY), "atom"),
         one_of("lens_sort", ("depth", "size"), "depth"),
         one_of("lens_of", list(OF), "share"),
+        flag("lens_writes", False),
+        one_of("lens_effect", list(EFFECTS), "kl"),
         flag("lens_write", False),
         *GENERATION,
     ),

@@ -14,6 +14,7 @@ that is taken up there, so that the ranking costs about as much as one pass for 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from t2lens.analysis.attribution import attribute_logits
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.layout import chosen_tokens, columns_of, per_sequence, put, token_axes, token_coords, word
+from t2lens.analysis.places import activation_places
 from t2lens.analysis.progress import progress
 from t2lens.analysis.statistics import spearman
 from t2lens.analysis.variants import Change, Plain, Variant, layer_of, recorded, run_variants, sequences
@@ -92,10 +94,9 @@ def ablate_writes(
         raise ValueError(f'ablate_writes replaces a write by "zero" or by its "mean", not by {by!r}.')
     batch = read_batch(model, input, attention_mask)
     columns, ids = columns_of(batch, pos), chosen_tokens(model, batch, token, "token")
-    fills = _means(model, batch) if by == "mean" else dict.fromkeys(_points(model).values())
-    variants = [
-        Variant(layer=layer_of(model, name), edits={name: _filled(fills[name])}) for name in _points(model).values()
-    ]
+    points = activation_places(model, "atom").values()
+    fills = _means(model, batch, points) if by == "mean" else dict.fromkeys(points)
+    variants = [Variant(layer=layer_of(model, name), edits={name: _filled(fill)}) for name, fill in fills.items()]
     changes = torch.full((len(MEASURES), len(variants), len(batch.tokens)), torch.nan, dtype=torch.float64)
     plain, followed = torch.full((3, len(batch.tokens)), torch.nan, dtype=torch.float64), []
     for row, one in enumerate(progress(sequences(batch), "Taking writes away", len(batch.tokens))):
@@ -124,12 +125,6 @@ def ablate_writes(
     return _finding(model, batch, pos, by, columns, followed, changes, plain, shares)
 
 
-def _points(model: Transformer) -> dict[str, str]:
-    """Atom -> the hook point of what was written, which is that of edits of an atom."""
-    of_sites = {site.name: f"blocks.{site.layer}.hook_{site.kind}_out" for site in model.sites if site.kind != "out"}
-    return {"embed": "hook_embed", **of_sites}
-
-
 def _filled(fill: Tensor | None) -> Change:
     """Nothing, or `fill` [D], in place of what was written."""
 
@@ -139,8 +134,8 @@ def _filled(fill: Tensor | None) -> Change:
     return change
 
 
-def _means(model: Transformer, batch: Batch) -> dict[str, Tensor | None]:
-    """Hook point -> the mean [D] of what is written there over all real positions of all sequences."""
+def _means(model: Transformer, batch: Batch, points: Iterable[str]) -> dict[str, Tensor | None]:
+    """Of these hook points, in their order: the mean [D] of what is written there, over all real positions."""
     sums: dict[str, Tensor] = {}
 
     def keep(x: Tensor, *, hook: Any) -> None:
@@ -149,10 +144,10 @@ def _means(model: Transformer, batch: Batch) -> dict[str, Tensor | None]:
 
     for one in sequences(batch):
         where = one.valid[0]
-        with model.hooks(fwd_hooks=[(name, keep) for name in _points(model).values()]):
+        with model.hooks(fwd_hooks=[(name, keep) for name in points]):
             model(one.tokens, one.mask)
     n = int(batch.valid.sum())
-    return {name: total / n for name, total in sums.items()}
+    return {name: sums[name] / n for name in points}
 
 
 def _shares(model: Transformer, batch: Batch, pos: int, ids: list[int]) -> Tensor:
@@ -174,7 +169,7 @@ def _finding(
     plain: Tensor,
     shares: Tensor,
 ) -> Finding:
-    own, names = token_axes(batch)[:-1], list(_points(model))
+    own, names = token_axes(batch)[:-1], list(model.atoms)
     arrays = dict(zip(MEASURES, changes, strict=True)) | {"share": shares, "share_size": shares.abs()}
     told = [word(model, i) for i in followed]
     data = xr.Dataset(coords={"write": np.array(names, dtype=object), **token_coords(batch)})

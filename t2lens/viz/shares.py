@@ -1,6 +1,7 @@
-"""Shares of a logit as bars with their sum, and its largest paths as strips.
+"""Shares of a logit as bars with their sum, beside the effects of writes, and its largest paths as strips.
 
-Findings of `t2lens.analysis.attribute_logits` and `top_paths`. Marks carry `data-tip` and the node that wrote a share.
+Findings of `t2lens.analysis.attribute_logits`, `ablate_writes` and `top_paths`. Marks carry `data-tip` and the
+node that wrote a share.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from t2lens.viz.colors import THEMES, ThemeName, shade
 from t2lens.viz.labels import fmt, glyphs
 from t2lens.viz.svg import TEXT, document, fit, heading, mark, round_ticks, words
 
-__all__ = ["Sum", "path_strips", "share_bars", "shares_of"]
+__all__ = [
+    "EFFECTS",
+    "Sum",
+    "effects_in",
+    "path_strips",
+    "range_of_bars",
+    "share_and_effect",
+    "share_bars",
+    "shares_of",
+]
+
+_ROW, _TOP = 16, 34
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,42 +81,154 @@ def share_bars(
     theme: ThemeName = "light",
 ) -> str:
     """Signed bars of the parts, from the embedding up or the largest first, the bias, and the line of their sum."""
-    look, height, top = THEMES[theme], 16, 34
-    order = list(range(len(made.names) - 1))
-    order = sorted(order, key=lambda i: -abs(made.shares[i])) if by_size else order[::-1]
+    order = _order(made.shares[:-1], by_size=by_size)
     if made.shares[-1]:
         order.append(len(made.names) - 1)
-    left, right = 84, 78
-    room, (low, high) = width - left - right, limits
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * room
-
-    bottom = top + height * len(order)
-    parts = [heading(title, theme)]
-    for tick in round_ticks(low, high, log=False):
-        parts.append(
-            f'<path d="M{x(tick):.1f} {top - 2}V{bottom + 2}" stroke="{look.hair}" stroke-width=".6" '
-            'stroke-dasharray="1 3"/>'
-        )
-        parts.append(words(x(tick), bottom + 14, fmt(tick, 3), look.mute, anchor="middle"))
-    for row, i in enumerate(order):
-        y, value = top + row * height, float(made.shares[i])
+    rows = []
+    for i in order:
         node = {"site": made.atoms[i], "way": "", "pos": made.pos} if made.atoms[i] else None
-        share = f", {value / made.whole:.1%} of the whole" if made.whole else ""
-        tip = f"{made.names[i]}: {fmt(value)} logits{share}"
-        bar = {"x": min(x(0), x(value)), "y": y + 2, "width": max(abs(x(value) - x(0)), 0.6), "height": height - 4}
-        parts.append(mark("rect", tip, node, **bar, fill=shade("both", 0.86 if value > 0 else 0.14, theme)))
-        wide = {"x": 0, "y": y, "width": width, "height": height, "fill": look.ink, "fill_opacity": 0}
-        parts.append(mark("rect", tip, node, **wide))
-        parts.append(words(left - 8, y + 11.5, made.names[i], look.ink, anchor="end", idle=True))
-        parts.append(words(width - 8, y + 11.5, _signed(value), look.ink, anchor="end", idle=True))
-    parts.append(f'<path d="M{x(0):.1f} {top - 2}V{bottom + 2}" stroke="{look.mute}" stroke-width=".9"/>')
-    line = bottom + 22
-    parts.append(f'<path d="M0 {line}H{width - 8}" stroke="{look.ink}" stroke-width=".9"/>')
-    total = words(4, line + 16, made.line, look.ink, bold=True, size=TEXT + 1)
-    about = f"{title}: {made.line}."
-    return document("".join([*parts, total]), width, line + 26, about, theme)
+        share = f", {made.shares[i] / made.whole:.1%} of the whole" if made.whole else ""
+        rows.append(_Row(made.names[i], f"{made.names[i]}: {fmt(float(made.shares[i]))} logits{share}", node))
+    bars = _Bars(made.shares[order], limits, 84, width - 78, width - 8)
+    return _table(title, rows, [bars], made.line, _TOP, width, theme)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """An effect of `ablate_writes`, in words. lost: shown is what is less without the write, so that what a write adds
+    is positive, like its share."""
+
+    label: str
+    unit: str
+    lost: bool
+
+
+EFFECTS = {
+    "kl": Effect(label="shift of the prediction without it", unit="KL, nats", lost=False),
+    "logit": Effect(label="logit lost without it", unit="logits", lost=True),
+    "probability": Effect(label="probability lost without it", unit="probability", lost=True),
+}
+"""What can stand beside the shares."""
+
+
+def effects_in(finding: Any, effect: str) -> np.ndarray:
+    """[write]: an effect of `EFFECTS` of one sequence, as it is shown."""
+    values = finding.dataset[effect].values.astype(float)
+    return -values if EFFECTS[effect].lost else values
+
+
+def range_of_bars(tables: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The range of bars from zero that all of these share, with some room at its ends."""
+    every = np.concatenate([[0.0], *tables])
+    every = every[np.isfinite(every)]
+    low, high, room = float(every.min()), float(every.max()), 0.04 * float(np.ptp(every))
+    return low - room * (low < 0), high + room or 1.0
+
+
+def share_and_effect(
+    finding: Any,
+    *,
+    title: str,
+    effect: str,
+    by_size: bool,
+    share_limits: tuple[float, float],
+    effect_limits: tuple[float, float],
+    width: int = 680,
+    theme: ThemeName = "light",
+) -> str:
+    """What each write adds to the logit itself, and beside it an effect of `EFFECTS` of taking it away: a finding of
+    `ablate_writes` on one sequence. The order is that of `share_bars`; below, the rank correlation of both sizes."""
+    look, how, data = THEMES[theme], EFFECTS[effect], finding.dataset
+    shares, effects = data["share"].values.astype(float), effects_in(finding, effect)
+    order, rows = _order(shares if np.isfinite(shares).any() else effects, by_size=by_size), []
+    for name in data["write"].values[order]:
+        at = data.sel(write=name)
+        change = -float(at[effect]) if how.lost else float(at[effect])
+        tip = f"{name}: adds {fmt(float(at['share']))} logits itself\n{how.label}: {fmt(change)} ({how.unit})"
+        rows.append(_Row(str(name), tip, {"site": str(name), "way": "", "pos": int(data["column"])}))
+    middle = 84 + (width - 84) // 2
+    left = _Bars(shares[order], share_limits, 84, middle - 78, middle - 18)
+    right = _Bars(effects[order], effect_limits, middle + 8, width - 78, width - 8)
+    agree = float(data["spearman"].sel(measure=effect))
+    line = (
+        f"rank correlation of the two, by size, over {len(rows)} writes = {fmt(agree, 2)} (1: the same order)"
+        if math.isfinite(agree)
+        else "no rank correlation: one of the two does not differ between writes"
+    )
+    heads = [(84, "what it adds to the logit itself (logits)"), (middle + 8, f"{how.label} ({how.unit})")]
+    above = "".join(words(x, _TOP + 2, fit(text, width - x, TEXT), look.mute) for x, text in heads)
+    return _table(title, rows, [left, right], line, _TOP + 12, width, theme, above)
+
+
+def _order(values: np.ndarray, *, by_size: bool) -> list[int]:
+    """The largest first, or what comes last in depth first."""
+    order = list(range(len(values)))
+    return sorted(order, key=lambda i: -abs(values[i])) if by_size else order[::-1]
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    tip: str
+    node: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """A column of bars: a value of each row (NaN: none), from left to right, and where their numbers end."""
+
+    values: np.ndarray
+    limits: tuple[float, float]
+    left: float
+    right: float
+    numbers: float
+
+    def x(self, value: float) -> float:
+        low, high = self.limits
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
+
+
+def _table(
+    title: str,
+    rows: Sequence[_Row],
+    columns: Sequence[_Bars],
+    line: str,
+    top: float,
+    width: int,
+    theme: ThemeName,
+    above: str = "",
+) -> str:
+    """Rows with their names and columns of signed bars, and a line below."""
+    look, bottom, parts = THEMES[theme], top + _ROW * len(rows), [heading(title, theme), above]
+    for bars in columns:
+        for tick in round_ticks(*bars.limits, log=False):
+            parts.append(
+                f'<path d="M{bars.x(tick):.1f} {top - 2}V{bottom + 2}" stroke="{look.hair}" stroke-width=".6" '
+                'stroke-dasharray="1 3"/>'
+            )
+            parts.append(words(bars.x(tick), bottom + 14, fmt(tick, 3), look.mute, anchor="middle"))
+    for i, row in enumerate(rows):
+        y = top + i * _ROW
+        for bars in columns:
+            value = float(bars.values[i])
+            if math.isfinite(value):
+                x = min(bars.x(0), bars.x(value))
+                bar = {"x": x, "y": y + 2, "width": max(abs(bars.x(value) - bars.x(0)), 0.6), "height": _ROW - 4}
+                fill = shade("both", 0.86 if value > 0 else 0.14, theme)
+                parts.append(mark("rect", row.tip, row.node, **bar, fill=fill))
+        wide = {"x": 0, "y": y, "width": width, "height": _ROW, "fill": look.ink, "fill_opacity": 0}
+        parts.append(mark("rect", row.tip, row.node, **wide))
+        parts.append(words(76, y + 11.5, row.name, look.ink, anchor="end", idle=True))
+        for bars in columns:
+            parts.append(
+                words(bars.numbers, y + 11.5, _signed(float(bars.values[i])), look.ink, anchor="end", idle=True)
+            )
+    for bars in columns:
+        parts.append(f'<path d="M{bars.x(0):.1f} {top - 2}V{bottom + 2}" stroke="{look.mute}" stroke-width=".9"/>')
+    end = bottom + 22
+    parts.append(f'<path d="M0 {end}H{width - 8}" stroke="{look.ink}" stroke-width=".9"/>')
+    parts.append(words(4, end + 16, line, look.ink, bold=True, size=TEXT + 1))
+    return document("".join(parts), width, end + 26, f"{title}: {line}.", theme)
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------

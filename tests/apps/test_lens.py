@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import streamlit as st
+import torch
 from streamlit.testing.v1 import AppTest
 
 import t2lens
-from t2lens.analysis import attribute_logits, continue_text, logit_lens, top_paths
+from t2lens.analysis import ablate_writes, attribute_logits, continue_text, logit_lens, top_paths
 from t2lens.apps.nodes import picked
 from t2lens.apps.state import Cell
 from t2lens.viz.labels import fmt, glyphs
@@ -21,6 +22,8 @@ from tests.apps.pages import pictures, texts
 
 PROMPT = "And the king said unto the <b>& people, and the"
 EDIT = '[{"target": "atom", "site": "3.attn", "operation": "zero"}]'
+STRONG = '[{"target": "atom", "site": "*.mlp", "operation": "zero"}]'
+STREAM = '[{"target": "stream", "site": "1.attn", "operation": "scale", "value": 0.5}]'
 
 
 def open_page(**params: str) -> AppTest:
@@ -105,8 +108,43 @@ def test_at_the_last_position_the_likeliest_is_followed_and_it_is_said() -> None
     app = open_page(node=f"A:{last}:out")
     best = int(logit_lens(model, PROMPT)["top_id"].sel(read="out").values[last, 0])
     word = model.to_str_tokens([best])[0]
-    assert f"A's likeliest is taken, {glyphs(word)}" in texts(app)
-    assert repr(word) in about(pictures(app)["shares-A"])
+    assert f"at the last, which has none, A's likeliest, {glyphs(word)}" in texts(app)
+    assert f"adds to the logit of {glyphs(word)} at position {last}" in about(pictures(app)["shares-A"])
+    edited = open_page(node=f"A:{last}:out", b="clean", edits=STRONG)
+    with torch.no_grad(), t2lens.edited(model, STRONG):
+        other = model.to_str_tokens([int(model(model.to_tokens(PROMPT))[0, -1].argmax())])[0]
+    assert other != word
+    assert f"A's likeliest, {glyphs(other)} (in A and B)" in texts(edited)
+    assert f"the logit of {glyphs(other)} at" in about(pictures(edited)["shares-B"])
+    clean = logit_lens(model, PROMPT, target=other).dataset.sel(read="out").isel(pos=last)
+    said = f"probability of the followed token: {fmt(float(clean['probability']))}"
+    assert any(
+        tip.endswith(said) and f"out at position {last}," in tip for tip in tips(pictures(edited)["lens-grid-B"])
+    )
+
+
+def test_writes_taken_away_stand_beside_their_shares_under_edits_too() -> None:
+    app = open_page(node="A:3:out", b="clean", edits=EDIT, lens_writes="1", lens_effect="logit", lens_sort="size")
+    assert not app.exception
+    model = t2lens.load("standard")
+    token = int(model.to_tokens(PROMPT)[0, 4])
+    for letter, edits in (("A", EDIT), ("B", "[]")):
+        with t2lens.edited(model, edits):
+            found = ablate_writes(model, PROMPT, pos=3, token=token)
+        svg = pictures(app)[f"writes-{letter}"]
+        said = f"over {len(model.atoms)} writes = {fmt(float(found['spearman'].sel(measure='logit')), 2)}"
+        assert said in about(svg)
+        first = [tip.split(":")[0] for tip in dict.fromkeys(tips(svg))]
+        assert first == [model.atoms[i] for i in np.argsort(-np.abs(found["share"].values), kind="stable")]
+        for name in found["write"].values:
+            at = found.dataset.sel(write=name)
+            share, lost = fmt(float(at["share"])), fmt(-float(at["logit"]))
+            assert f"{name}: adds {share} logits itself\nlogit lost without it: {lost} (logits)" in tips(svg)
+    gone = float(found["logit"].sel(write="3.attn"))
+    assert gone != 0  # in B; in A the edit has taken it away before
+    assert "3.attn: adds 0 logits itself\nlogit lost without it: 0 (logits)" in tips(pictures(app)["writes-A"])
+    refused = open_page(edits=STREAM, lens_writes="1")
+    assert not refused.exception and "writes-A" not in pictures(refused) and "edits the stream" in texts(refused)
 
 
 @pytest.mark.parametrize(
