@@ -258,7 +258,7 @@ def _attribution(views: list[View], drawn: _Drawn) -> None:
 def _effects(views: list[View], drawn: _Drawn) -> None:
     """Beside the shares: each write taken away, and what becomes of the prediction."""
     state = st.session_state
-    one, two = st.columns([4, 2], vertical_alignment="bottom")
+    one, two, _ = st.columns([3, 3, 5], vertical_alignment="bottom")
     one.toggle(
         "Take each write away and measure",
         key="lens_writes",
@@ -296,7 +296,7 @@ def _effects(views: list[View], drawn: _Drawn) -> None:
             theme=theme(),
         ),
     )
-    st.text(
+    st.caption(
         "A write can do much with a small share, when later sublayers read it, and little with a large one, when they "
         "make up for it. Of the followed token alone, whatever it is compared with above."
     )

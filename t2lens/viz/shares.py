@@ -148,7 +148,7 @@ def share_and_effect(
         rows.append(_Row(str(name), tip, {"site": str(name), "way": "", "pos": int(data["column"])}))
     middle = 84 + (width - 84) // 2
     left = _Bars(shares[order], share_limits, 84, middle - 78, middle - 18)
-    right = _Bars(effects[order], effect_limits, middle + 8, width - 78, width - 8)
+    right = _Bars(effects[order], effect_limits, middle + 8, width - 78, width - 8, signed=how.lost)
     agree = float(data["spearman"].sel(measure=effect))
     line = (
         f"rank correlation of the two, by size, over {len(rows)} writes = {fmt(agree, 2)} (1: the same order)"
@@ -182,6 +182,7 @@ class _Bars:
     left: float
     right: float
     numbers: float
+    signed: bool = True
 
     def x(self, value: float) -> float:
         low, high = self.limits
@@ -220,9 +221,8 @@ def _table(
         parts.append(mark("rect", row.tip, row.node, **wide))
         parts.append(words(76, y + 11.5, row.name, look.ink, anchor="end", idle=True))
         for bars in columns:
-            parts.append(
-                words(bars.numbers, y + 11.5, _signed(float(bars.values[i])), look.ink, anchor="end", idle=True)
-            )
+            number = _signed(float(bars.values[i]), "+" if bars.signed else "")
+            parts.append(words(bars.numbers, y + 11.5, number, look.ink, anchor="end", idle=True))
     for bars in columns:
         parts.append(f'<path d="M{bars.x(0):.1f} {top - 2}V{bottom + 2}" stroke="{look.mute}" stroke-width=".9"/>')
     end = bottom + 22
@@ -312,6 +312,6 @@ def _arrow(x: float, y: float, color: str) -> str:
     return f'<path d="M{x + 1.5:.1f} {y}h7m-3 -2.5l3 2.5l-3 2.5" fill="none" stroke="{color}"/>'
 
 
-def _signed(value: float) -> str:
+def _signed(value: float, sign: str = "+") -> str:
     """Three digits after the point, so that columns align."""
-    return f"{value:+.3f}".replace("-", "\u2212") if math.isfinite(value) else ""
+    return f"{value:{sign}.3f}".replace("-", "\u2212") if math.isfinite(value) else ""
