@@ -83,6 +83,14 @@ def finding_of(
         if name in values:
             array = np.array([float(values[name][read]) for read in routes])
             variables[name] = ("read", array, {"meaning": meaning, "unit": unit})
+    if over == "source":
+        held = np.full((len(routes), len(columns)), "", dtype=object)
+        for i, read in enumerate(routes):
+            for source in model.residual.sources(read.site):
+                if source.name in columns:
+                    held[i, columns.index(source.name)] = " ".join(source.atoms)
+        meaning = "the atoms that a source holds at a read; empty: no such source"
+        variables["holds"] = (("read", over), held, {"meaning": meaning})
     related = {}
     for p, m in product(_PREDICTORS, () if fast else MEASURES):  # KL has no sign, so that of the gradient is left out
         related[p, m] = spearman(np.abs(told[p]) if m == "kl" else told[p], told[m])

@@ -28,7 +28,8 @@ class Chart:
     variable: name of the variable. x, y: coordinates (of "scatter": x is the other variable). by: a further axis.
     signed: whether the sign means something (a diverging scale with 0 in the middle).
     at: axis -> index, where the variable has more axes than the chart (default: the last entry of such an axis).
-    label: what the values are, with their unit; by default the attributes of the variable.
+    label: what the values are, with their unit; by default the attributes of the variable. xlabel: the same of the
+        other axis of a scatter.
     """
 
     kind: Literal["heat", "scatter", "bars", "stack", "lines"]
@@ -40,6 +41,7 @@ class Chart:
     at: tuple[tuple[str, int], ...] = ()
     title: str = ""
     label: str = ""
+    xlabel: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from t2lens.analysis.statistics import spearman
 from t2lens.viz.colors import THEMES, ThemeName, lut, regimes, shade
+from t2lens.viz.depth_map import KINDS
+from t2lens.viz.dots import Bend, Cloud, Range, draw_cloud, limits_for, scale_of
 from t2lens.viz.labels import clip, fmt
 from t2lens.viz.raster import image
 from t2lens.viz.series import Axis, Series
-from t2lens.viz.svg import HEAD, TEXT, Plot, mark, paragraph, round_ticks, say, text_width, words, wrap
+from t2lens.viz.svg import HEAD, TEXT, Plot, keys, mark, paragraph, round_ticks, say, text_width, words, wrap
 
 __all__ = ["Drawing", "Look", "cell_data", "draw", "limits_of"]
 
@@ -23,18 +26,17 @@ BAR = 10  # width of a colour bar
 LONG = 6  # characters of labels from which bars lie on their sides
 _RIGHT = 14
 
-Range = tuple[float, float]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
     """theme and width (pixels) of a chart, and what two charts share: limits of the values, of the other axis of a
-    scatter (across), and a colour for every name of a legend."""
+    scatter (across) and its scales (bends, of x and y), and a colour for every name of a legend."""
 
     theme: ThemeName = "light"
     width: int = 560
     limits: Range | None = None
     across: Range | None = None
+    bends: tuple[Bend, Bend] | None = None
     palette: tuple[str, ...] = ()
 
 
@@ -178,9 +180,11 @@ def _legend_width(made: Series) -> int:
 
 
 def palette(names: Sequence[str], theme: ThemeName, by: Axis | None = None) -> tuple[str, ...]:
-    """A colour for each name: those of series; of regimes their own; steps of a ramp where the names are numbers, or
-    more than there are colours."""
+    """A colour for each name: those of series; of regimes and of kinds of sources their own; steps of a ramp
+    where the names are numbers, or more than there are colours."""
     colors = THEMES[theme].series
+    if set(names) <= set(KINDS.values()):
+        return tuple(colors[[*KINDS.values()].index(name)] for name in names)
     if by is not None and by.name == "regime" and len(names) == len(regimes(theme)):
         return regimes(theme)
     if len(names) <= len(colors) and (by is None or by.numbers is None or len(names) == 1):
@@ -426,34 +430,46 @@ def _lines(made: Series, look: Look, top: int) -> Drawing:
 def _scatter(made: Series, look: Look, top: int) -> Drawing:
     assert made.across is not None and made.group is not None
     look = look if look.palette else replace(look, palette=palette(made.names, look.theme, made.by))
-    across = made.across[np.isfinite(made.across)].astype(float)
-    spread = (float(across.min()), float(across.max())) if across.size else (0.0, 1.0)
-    xlim, ylim = _padded(look.across or spread), _padded(look.limits or limits_of(made))
-    xlim = xlim if xlim[1] > xlim[0] else (xlim[0], xlim[0] + 1)
-    plot = Plot(
-        look.width,
-        top + 260 + 38,
-        xlim,
-        ylim,
-        top=top,
-        left=_side(_value_words(*ylim)),
-        right=_RIGHT + _legend_width(made),
-        bottom=38,
-        theme=look.theme,
-        ylabel=made.label,
-        xlabel=made.x.label,
+    drawn = np.flatnonzero(np.isfinite(made.across) & np.isfinite(made.values)).tolist()
+    x, y = made.across[drawn].astype(float), made.values[drawn].astype(float)
+    cloud = Cloud(
+        x=x,
+        y=y,
+        names=[made.called(k) for k in drawn],
+        tips=[made.tip(k) for k in drawn],
+        nodes=[made.node(k) for k in drawn],
+        colors=[look.palette[int(made.group[k])] for k in drawn],
+        ringed=np.zeros(len(drawn), bool),
     )
-    _value_axis(plot, ylim)
-    _value_axis_below(plot, xlim)
-    drawn = np.isfinite(made.across) & np.isfinite(made.values)
-    radius = 3.0 if drawn.sum() <= 400 else 2.0
-    for k in np.flatnonzero(drawn).tolist():
-        at = {"cx": plot.x(float(made.across[k])), "cy": plot.y(float(made.values[k])), "r": radius}
-        color = look.palette[int(made.group[k])]
-        plot.marks.append(mark("circle", made.tip(k), made.node(k), **at, fill=color, fill_opacity=0.75))
-    left_out = int((~drawn).sum())
-    notes = [f"{int(drawn.sum())} dots" + (f"; {left_out} without a value are not drawn." if left_out else ".")]
-    return _with_legend(made, look, plot, notes=notes)
+    bends = look.bends or (scale_of(x), scale_of(y))
+    plot, named = draw_cloud(
+        cloud,
+        bends=bends,
+        limits=(look.across or limits_for(x, bends[0]), look.limits or limits_for(y, bends[1])),
+        labels=(made.x.label, made.label),
+        theme=look.theme,
+        size=(look.width, top + 300),
+        top=top,
+        right=_RIGHT + (_legend_width(made) if made.by is not None else 0),
+    )
+    left_out = made.values.size - len(drawn)
+    notes = [f"{_agreement(x, y)}{f'; {left_out} without a value are not drawn' if left_out else ''}."]
+    notes += [f"Named: the {len(named)} of the largest sizes on either axis."] if named else []
+    if made.by is not None or made.names == ("",):
+        return _with_legend(made, look, plot, notes=notes)
+    pairs = list(zip(look.palette, made.names, strict=True))
+    listed, y_last = keys(pairs, plot.left, plot.height + 6, look.width, THEMES[look.theme].ink)
+    return Drawing("".join([*plot.marks, listed]), look.width, y_last + 12, notes=notes)
+
+
+def _agreement(x: np.ndarray, y: np.ndarray) -> str:
+    """How far two axes rank dots alike."""
+    rank = spearman(x, y) if len(x) > 2 else math.nan
+    return (
+        f"Spearman's rank correlation of the two axes: {fmt(rank, 2)}, n = {len(x)} dots"
+        if math.isfinite(rank)
+        else f"{len(x)} dots"
+    )
 
 
 def _with_legend(made: Series, look: Look, plot: Plot, *, line: bool = False, notes: Sequence[str] = ()) -> Drawing:

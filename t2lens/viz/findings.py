@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from t2lens.viz.charts import palette
 from t2lens.viz.colors import FONT, THEMES, ramp
 from t2lens.viz.labels import fmt, markup_safe, one_line
 from t2lens.viz.series import Axis, Series, series
@@ -92,6 +93,7 @@ def _heat(plain: go.Figure, made: Series) -> go.Figure:
 
 def _scatter(plain: go.Figure, made: Series) -> go.Figure:
     assert made.across is not None and made.group is not None
+    colors = palette(made.names, "light", made.by)
     for i, name in enumerate(made.names):
         mine = np.flatnonzero(made.group == i)
         plain.add_scatter(
@@ -99,7 +101,7 @@ def _scatter(plain: go.Figure, made: Series) -> go.Figure:
             y=made.values[mine],
             mode="markers",
             name=markup_safe(name),
-            marker={"size": 6, "color": SERIES[i % len(SERIES)], "opacity": 0.7},
+            marker={"size": 6, "color": colors[i], "opacity": 0.7},
             customdata=[_spelled(made, k) for k in mine.tolist()],
             hovertemplate="%{customdata}<extra></extra>",
         )

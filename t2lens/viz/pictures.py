@@ -15,12 +15,11 @@ import numpy as np
 
 from t2lens.viz.charts import Drawing, Look, draw, limits_of, palette
 from t2lens.viz.colors import ThemeName
+from t2lens.viz.dots import Range, limits_for, scale_of
 from t2lens.viz.series import Series, series
 from t2lens.viz.svg import document
 
 __all__ = ["no_difference", "pair", "picture", "picture_of"]
-
-Range = tuple[float, float]
 
 
 def picture(
@@ -76,15 +75,19 @@ def pair(
     shown = [a, b, *([_subtract(a, b)] if difference else [])]
     look = Look(theme=theme, width=(width - 20 * (len(shown) - 1)) // len(shown))
     if shared:
-        sides = [_spread(a), _spread(b)]
-        look = replace(look, limits=_union([limits_of(a), limits_of(b)]), across=_union(sides) if all(sides) else None)
+        look = replace(look, limits=_union([limits_of(a), limits_of(b)]))
+        if a.across is not None and b.across is not None:
+            bends = scale_of(a.across, b.across), scale_of(a.values, b.values)
+            sides = [(limits_for(each.across, bends[0]), limits_for(each.values, bends[1])) for each in (a, b)]
+            across, limits = (_union(each) for each in zip(*sides, strict=True))
+            look = replace(look, across=across, limits=limits, bends=bends)
     known = list(dict.fromkeys([*a.names, *b.names]))
     colors = dict(zip(known, palette(known, theme, a.by), strict=True))
     drawings = []
     for i, made in enumerate(shown):
         own = replace(look, palette=tuple(colors[name] for name in made.names))
         if i == 2:
-            own, title = replace(own, limits=None, across=None), f"B \u2212 A: {made.title}"
+            own, title = replace(own, limits=None), f"B \u2212 A: {made.title}"
             notes = ["B \u2212 A has a scale of its own, centred at 0."]
         else:
             title, notes = f"{'AB'[i]}{' ' if names[i] else ''}{names[i]}: {made.title}", _counted(findings[i])
@@ -145,13 +148,6 @@ def _subtract(a: Series, b: Series) -> Series:
 
 def _union(ranges: Sequence[Any]) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def _spread(made: Series) -> Range | None:
-    if made.across is None:
-        return None
-    finite = made.across[np.isfinite(made.across)].astype(float)
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
 
 
 _COUNT = re.compile(r"\bn = \d|\b[Oo]ver \d|\bof \d+ (?:tokens|texts|positions|sequences)")

@@ -9,14 +9,15 @@ import numpy as np
 
 from t2lens.analysis.statistics import spearman
 from t2lens.viz.colors import THEMES, ThemeName, shade
+from t2lens.viz.depth_map import KINDS
+from t2lens.viz.dots import Cloud, draw_cloud, family_of
 from t2lens.viz.labels import fmt
 from t2lens.viz.routing import SIZE
 from t2lens.viz.series import node_of
-from t2lens.viz.svg import Plot, document, keys, mark, paragraph, round_ticks, say, text_width, words
+from t2lens.viz.svg import Plot, document, keys, mark, paragraph, text_width, words
 
 __all__ = ["Dots", "content_picture", "effect_limits", "effects_picture", "profile_limits", "profile_picture"]
 
-_LABELLED = 4  # routes named on each side
 _AGES = ("embedding", "newest write", "the one before", "all older")  # in words, the families of atoms
 _PARTS = {"site": "the same for all tokens", "token": "token", "position": "position", "rest": "context"}
 
@@ -25,8 +26,9 @@ class Dots:
     """Mass and effect of every route of a finding of `measure_effects`, for reads that have more than one.
 
     x: mass (the mean size of a depth weight; of atoms the share of what is read); y: KL divergence without the route
-    or, where only the gradient was taken, the size of its estimate of the change of the loss. apart: by how many
-    ranks, as a share of all, mass is ahead of effect: near 1 is mass without effect.
+    or, where only the gradient was taken, the size of its estimate of the change of the loss. kinds: of what kind the
+    source of each is, in words. apart: by how many ranks, as a share of all, mass is ahead of effect: near 1 is mass
+    without effect.
     """
 
     def __init__(self, finding: Any) -> None:
@@ -37,7 +39,10 @@ class Dots:
         apart = data["disagreement"].values
         at = np.argwhere(np.isfinite(apart))
         names, reads = data[self.over].values, data["read"].values
+        held = data["holds"].values if "holds" in data else np.tile(names, (len(reads), 1))
+        kinds = [family_of(str(name), held[:, j].tolist()) for j, name in enumerate(names)]
         self.routes = [(str(reads[i]), str(names[j])) for i, j in at]
+        self.kinds = [kinds[j] for _, j in at]
         self.apart = -apart[np.isfinite(apart)]  # ranks count from the largest
         self.x = data[self.mass].values[np.isfinite(apart)]
         y = data["kl" if self.measured else "gradient"].values[np.isfinite(apart)]
@@ -52,12 +57,6 @@ class Dots:
         y = "KL without the route, nats" if self.measured else "|gradient's estimate|, nats"
         return x, y
 
-    def outliers(self) -> list[int]:
-        """The routes in which mass and effect disagree most, on both sides."""
-        order = np.argsort(self.apart)
-        ends = [*order[::-1][:_LABELLED], *order[:_LABELLED]]
-        return [int(i) for i in dict.fromkeys(ends) if abs(self.apart[i]) > 0.25]
-
 
 def effect_limits(dots: Sequence[Dots]) -> tuple[tuple[float, float], tuple[float, float]]:
     """The ranges of both axes that several share."""
@@ -65,7 +64,7 @@ def effect_limits(dots: Sequence[Dots]) -> tuple[tuple[float, float], tuple[floa
     y = np.concatenate([np.maximum(each.y, each.floor) for each in dots] or [np.ones(1)])
     if not x.size:
         return (0.0, 1.0), (1e-6, 1.0)
-    return (0.0, float(x.max()) * 1.06 or 1.0), (float(y.min()) / 1.4, max(float(y.max()) * 1.8, 1e-5))
+    return (0.0, float(x.max()) or 1.0), (float(y.min()), max(float(y.max()), 2 * float(y.min())))
 
 
 def effects_picture(
@@ -77,76 +76,59 @@ def effects_picture(
     counted: str = "",
     chosen: str = "",
 ) -> str:
-    """Mass against effect as SVG; the effect is on a logarithmic axis. limits: of both axes. chosen: a site, whose
-    routes are ringed."""
+    """Mass against effect as SVG: mass on a square-root axis, effect on a logarithmic one, a colour for each kind of
+    source, and the largest of both by name. limits: of both axes. chosen: a site, whose routes are ringed."""
     look = THEMES[theme]
-    xlim, ylim = limits or effect_limits([dots])
-    warm, cool = look.series[1], look.series[0]
-    head = f"Spearman's rank correlation {fmt(dots.rank, 2)}, {len(dots.routes)} routes"
-    plot = Plot(
-        width, 300, xlim, ylim, title=head, xlabel=dots.words[0], ylabel=dots.words[1], log=True, left=62, theme=theme
-    )
-    plot.yticks()
-    plot.xticks(round_ticks(*xlim, log=False))
-    named = dots.outliers()
-    for i, (read, name) in enumerate(dots.routes):
-        x, y = plot.x(float(dots.x[i])), plot.y(max(float(dots.y[i]), dots.floor))
-        below = dots.y[i] < dots.floor
-        color = (warm if dots.apart[i] > 0 else cool) if i in named else look.mute
-        tip = [
-            f"{name} into {read}",
-            f"{dots.words[0]}: {fmt(float(dots.x[i]))}",
-            f"{dots.words[1]}: {fmt(float(dots.y[i]))}",
-        ]
-        tip += ["below the floor of rounding: no effect"] if below else []
-        node = node_of(read)
-        ring = {"stroke": look.ink, "stroke_width": 1.2} if node["site"] == chosen else {}
-        plot.marks.append(
-            mark(
-                "circle",
-                "\n".join(tip),
-                node,
-                cx=x,
-                cy=y,
-                r=3.4 if i in named else 2.6,
-                fill=color,
-                fill_opacity=0.95 if i in named else 0.5,
-                **ring,
-            )
+    rank = f"rank correlation {fmt(dots.rank, 2)}" if np.isfinite(dots.rank) else "no rank correlation"
+    head = f"Mass against effect: {rank}, n = {len(dots.routes)} routes"
+    colors = dict(zip(KINDS.values(), look.series, strict=True))
+    nodes = [node_of(read) for read, _ in dots.routes]
+    low = dots.y < dots.floor
+    tips = [
+        "\n".join(
+            [
+                f"{name} into {read}",
+                f"{dots.words[0]}: {fmt(float(dots.x[i]))}",
+                f"{dots.words[1]}: {fmt(float(dots.y[i]))}",
+                *(["below the floor of rounding: no effect"] if low[i] else []),
+            ]
         )
-    _name(plot, dots, named, warm, cool)
-    notes = [
-        "Named: where ranks by mass and by effect disagree most; mass without effect lies low at the right, effect "
-        f"without mass high at the left. {counted}".strip(),
+        for i, (read, name) in enumerate(dots.routes)
+    ]
+    cloud = Cloud(
+        x=dots.x,
+        y=dots.y,
+        names=[f"{name} \u2192 {read}" for read, name in dots.routes],
+        tips=tips,
+        nodes=nodes,
+        colors=[colors.get(kind, look.mute) for kind in dots.kinds],
+        ringed=np.array([node["site"] == chosen for node in nodes], bool),
+        floor=dots.floor,
+    )
+    height = 310
+    plot, named = draw_cloud(
+        cloud,
+        bends=("root", "log"),
+        limits=limits or effect_limits([dots]),
+        labels=dots.words,
+        theme=theme,
+        size=(width, height),
+        title=head,
+    )
+    there = [(colors[kind], kind) for kind in KINDS.values() if kind in dots.kinds]
+    listed, y = keys(there, plot.left, height + 6, width, look.ink, SIZE)
+    told = [
+        f"Spearman's rank correlation, over routes into reads that have more than one. {counted}".strip(),
+        f"Named: the {len(named)} of the largest effect or mass; the others under the pointer."
+        + (" Ringed: into the chosen site." if cloud.ringed.any() else "")
+        + (f" At the lower edge: {int(low.sum())} whose effect is rounding." if low.any() else ""),
         ""
         if dots.measured
         else "The estimate is of first order: where a norm follows the read, the estimates of a read "
         "cancel, and losing most of it is not seen. Measure to be sure.",
     ]
-    return _with_notes("".join(plot.marks), width, 300, notes, "Mass against effect. " + head, theme)
-
-
-def _name(plot: Plot, dots: Dots, named: list[int], warm: str, cool: str) -> None:
-    """Labels beside their dots, moved up or down so that none lies on another."""
-    taken: list[tuple[float, float, float]] = []  # x0, x1, y
-    for i in sorted(named, key=lambda i: -dots.y[i]):
-        name = f"{dots.routes[i][1]} \u2192 {dots.routes[i][0]}"
-        wide = text_width(name, SIZE)
-        x, y = plot.x(float(dots.x[i])), plot.y(max(float(dots.y[i]), dots.floor)) + 3.5
-        left = x + 6 + wide > plot.left + plot.inner_w
-        x0 = x - 6 - wide if left else x + 6
-        while any(abs(y - other) < SIZE + 1 and x0 < b and a < x0 + wide for a, b, other in taken):
-            y += SIZE + 1
-        if y > plot.top + plot.inner_h - 2:
-            y = plot.top + plot.inner_h - 3
-            while any(abs(y - other) < SIZE + 1 and x0 < b and a < x0 + wide for a, b, other in taken):
-                y -= SIZE + 1
-        taken.append((x0, x0 + wide, y))
-        color = warm if dots.apart[i] > 0 else cool
-        plot.marks.append(
-            f'<text x="{x0:.1f}" y="{y:.1f}" font-size="{SIZE}" fill="{color}" stroke="{plot.look.paper}" '
-            f'stroke-width="3" stroke-linejoin="round" paint-order="stroke" pointer-events="none">{say(name)}</text>'
-        )
+    body = "".join(plot.marks) + listed
+    return _with_notes(body, width, y + 14, [each for each in told if each], head + ".", theme)
 
 
 def content_picture(

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from t2lens.viz.depth_map import KINDS
+from t2lens.viz.dots import family_of
 from t2lens.viz.labels import clip, fmt, glyphs, one_line
 
 __all__ = ["Axis", "Series", "axis", "exact", "node_of", "series"]
@@ -18,13 +20,15 @@ __all__ = ["Axis", "Series", "axis", "exact", "node_of", "series"]
 LABEL, TITLE = 14, 80  # characters of a label of an axis, and of a title made of what a variable means
 _SITES = ("site", "read", "atom", "write")
 _POSITIONS = ("pos", "query", "key")
+_SOURCES = ("source", "atom", "write")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """The places of one axis. words: their labels, clipped; full: the same in full, with the position where a token
     stands; nodes: of each place what it says of a node of the maps, {"pos": 3} or {"site": "3.attn", "way": "q"}, or
-    nothing; numbers: the places themselves, where they are numbers."""
+    nothing; numbers: the places themselves, where they are numbers; said: what the axis is, where its name is no
+    word for a reader."""
 
     name: str
     words: tuple[str, ...]
@@ -32,9 +36,12 @@ class Axis:
     nodes: tuple[dict[str, Any], ...]
     numbers: np.ndarray | None = None
     unit: str = ""
+    said: str = ""
 
     @property
     def label(self) -> str:
+        if self.said:
+            return self.said
         name = {"pos": "position"}.get(self.name, self.name.replace("_", " "))
         return f"{name} ({self.unit})" if self.unit else name
 
@@ -73,6 +80,14 @@ class Series:
         if self.across is not None:
             return "\n".join([*places, f"{self.x.label}: {exact(self.across[index])}", value])
         return "\n".join([*places, value])
+
+    def called(self, dot: int) -> str:
+        """The name of a dot: what it is of, in one line; a route reads from left to right."""
+        places = {axis.name: axis.full[i] for axis, i in self._at((dot,)) if len(axis) > 1}
+        if len(places) == 2 and "read" in places:
+            (source,) = (word for name, word in places.items() if name != "read")
+            return f"{source} \u2192 {places['read']}"
+        return ", ".join(places.values())
 
     def node(self, *index: int) -> dict[str, Any]:
         """The node of the maps that a mark stands for: {"site", "way", "pos"} as far as its axes say; rows go first."""
@@ -171,20 +186,33 @@ def node_of(name: str) -> dict[str, Any]:
 
 def _dots(data: Any, spec: Any, head: dict[str, Any]) -> Series:
     variable, across = data[spec.variable], data[spec.x]
-    names, group = ("",), np.zeros(variable.size, int)
-    if spec.by:
-        labels = data[spec.by].values.reshape([-1 if str(dim) == spec.by else 1 for dim in variable.dims])
-        flat = np.broadcast_to(labels, variable.shape).ravel().tolist()
-        known = {word: i for i, word in enumerate(dict.fromkeys(flat))}
-        names, group = tuple(one_line(str(word)) for word in known), np.array([known[word] for word in flat])
+    names, group = _groups(data, variable, spec.by)
+    by = axis(data, spec.by) if spec.by in data.coords else None
     unit = across.attrs.get("unit", "")
     words = ("",) * variable.size
     return Series(
         **head,
         values=variable.values.ravel(),
-        x=Axis(name=spec.x, words=words, full=words, nodes=({},) * variable.size, unit=unit),
+        x=Axis(name=spec.x, words=words, full=words, nodes=({},) * variable.size, unit=unit, said=spec.xlabel),
         names=names,
+        by=by,
         across=across.transpose(*variable.dims).values.ravel(),
         group=group,
         dims=tuple(axis(data, str(dim)) for dim in variable.dims),
     )
+
+
+def _groups(data: Any, variable: Any, by: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The words of a legend and the entry of each dot: by a coordinate; else by what kind of source a dot is of."""
+    over = by or next((str(dim) for dim in variable.dims if dim in _SOURCES), "")
+    if not over or over not in data.coords:
+        return ("",), np.zeros(variable.size, int)
+    labels = [str(word) for word in data[over].values]
+    if not by:
+        held = data["holds"].transpose(..., over).values if "holds" in data and over in data["holds"].dims else None
+        labels = [family_of(word, () if held is None else held[:, j].tolist()) for j, word in enumerate(labels)]
+    shape = [-1 if str(dim) == over else 1 for dim in variable.dims]
+    flat = np.broadcast_to(np.array(labels, dtype=object).reshape(shape), variable.shape).ravel().tolist()
+    order = labels if by else sorted(labels, key=[*KINDS.values(), *labels].index)
+    known = {word: i for i, word in enumerate(dict.fromkeys(order))}
+    return tuple(one_line(word) for word in known), np.array([known[word] for word in flat])

@@ -11,7 +11,7 @@ import pytest
 
 import t2lens
 from t2lens.analysis import content_dependence, depth_profile, measure_effects
-from t2lens.viz.depth_map import DepthMap, difference, kind_of, limits, of_profile, of_trace
+from t2lens.viz.depth_map import KINDS, DepthMap, difference, kind_of, limits, of_profile, of_trace
 from t2lens.viz.routing import kind_colors, map_picture
 from t2lens.viz.routing_charts import Dots, content_picture, effects_picture, profile_picture
 from tests.systems import SYSTEMS, tiny
@@ -95,6 +95,7 @@ def test_charts_beside_the_maps_hold_every_route_and_read(system: str) -> None:
     assert len(marks(effects_picture(dots, chosen="1.mlp"))) == len(dots.routes)
     ahead = int(np.argmax(dots.apart))  # more mass than effect: ahead by mass, behind by effect
     assert (dots.x > dots.x[ahead]).sum() <= (dots.y > dots.y[ahead]).sum()
+    assert f"n = {len(dots.routes)} routes" in effects_picture(dots) and set(dots.kinds) <= set(KINDS.values())
     content = content_dependence(model, [TOKENS, TOKENS[::-1]], n_boot=0)
     tips = "\n".join(str(mark.get("data-tip")) for mark in marks(content_picture(content, theme="dark")))
     for read, share in zip(content["read"].values, content["share"].values, strict=True):
