@@ -93,7 +93,7 @@ SHARED = tuple(field.name for field in fields(Selection))
 class Parameter:
     """A choice of one page that a link keeps, under the same key in the session and in the URL.
 
-    key: begins with the word of its page (`routing_over`, `lens_token`, `gates_beta`); those of "Continue", which any
+    key: begins with the word of its page (`routing_over`, `lens_token`, `gates_value`); those of "Continue", which any
     page can offer, with `write`. The maps are the home page, and theirs stand bare (`quantity`, `depth`).
 
     read: the value that a text of the URL means; ValueError (a sentence's end: "which ...") for one that it cannot.

@@ -379,12 +379,12 @@ ANALYSES: tuple[Analysis, ...] = (
     ),
     Analysis(
         key="gates-curve",
-        title="Another beta",
+        title="Another gate",
         group="gates",
-        what="Beta of one sublayer from 0 to 2: what becomes of a prediction and of the loss.",
-        function="t2lens.analysis.ddl_curve:beta_curve",
+        what="The gate of one sublayer over its whole range: what becomes of a prediction and of the loss.",
+        function="t2lens.analysis.gate_curves:gate_curve",
         options=(
-            Option(name="site", kind="site", help="The sublayer whose beta is set.", default="0.attn"),
+            Option(name="site", kind="site", help="The sublayer whose gate is set.", default="0.attn"),
             Option(name="pos", kind="position", help="Whose prediction is compared; -1 is the last.", default=-1),
             Option(
                 name="at",
@@ -393,10 +393,23 @@ ANALYSES: tuple[Analysis, ...] = (
                 default="all",
                 choices=("all", "position"),
             ),
-            Option(name="steps", kind="count", help="Steps of the grid from 0 to 2.", default=20, most=200),
+            Option(name="stream", kind="word", help="Of Hyper-Connections: which one (default: all)."),
+            Option(name="low", kind="number", help="The lowest value (default: of the gate)."),
+            Option(name="high", kind="number", help="The highest value (default: of the gate)."),
+            Option(name="steps", kind="count", help="Steps of the grid between them.", default=20, most=200),
             Option(name="top", kind="count", help="How many of the likeliest tokens of each point.", default=8),
         ),
-        systems=("ddl",),
+        systems=("ddl", "hyper-connections", "scaled"),
+    ),
+    Analysis(
+        key="gates-writes",
+        title="Gates on writes",
+        group="gates",
+        what="What every write of every token is multiplied by, in any system with such gates; streams: mixing too.",
+        function="t2lens.analysis.gates:write_gates",
+        texts=True,
+        passages=8,
+        systems=("ddl", "hyper-connections", "scaled"),
     ),
 )
 

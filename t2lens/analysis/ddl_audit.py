@@ -133,16 +133,21 @@ def check_system(model: Any) -> None:
     """ValueError for a model that has no such gates; it names those that do."""
     if isinstance(getattr(model, "residual", None), DeepDeltaLearning):
         return
+    given = model.cfg.residual.describe() if hasattr(model, "cfg") else type(model).__name__
+    raise ValueError(
+        f"The DDL audit is for models of Deep Delta Learning, and this one is {given}; bundled are "
+        f"{', '.join(bundled_of('ddl'))}."
+    )
+
+
+def bundled_of(*kinds: str) -> list[str]:
+    """The bundled models of some residual systems."""
     import json
 
     from t2lens.zoo.registry import BUNDLED, list_models
 
     configs = {i.name: json.loads((BUNDLED / i.name / "config.json").read_text("utf-8")) for i in list_models()}
-    names = [name for name, config in configs.items() if config["model"]["residual"]["kind"] == "ddl"]
-    given = model.cfg.residual.describe() if hasattr(model, "cfg") else type(model).__name__
-    raise ValueError(
-        f"The DDL audit is for models of Deep Delta Learning, and this one is {given}; bundled are {', '.join(names)}."
-    )
+    return [name for name, config in configs.items() if config["model"]["residual"]["kind"] in kinds]
 
 
 @torch.no_grad()

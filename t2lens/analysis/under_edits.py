@@ -64,6 +64,7 @@ NEEDS: dict[str, _Needs] = {
     "attribution-patch": lambda model, options: VARIANTS if options.get("compare") else (),  # noqa: ARG005
     "gates-curve": VARIANTS,
     "gates-spectrum": ("erasure", "stream"),
+    "gates-writes": (),
     "gates-tokens": ("erasure", "stream"),
     "ddl": lambda model, options: ("erasure", *(VARIANTS if options.get("counterfactuals", True) else ("stream",))),  # noqa: ARG005
 }

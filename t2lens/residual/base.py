@@ -140,6 +140,8 @@ class ResidualSystem(nn.Module):
     gate_range: ClassVar[tuple[float, float] | None] = None
     #: one sentence on what values of the gate do
     gate_meaning: ClassVar[str | None] = None
+    #: name of its hook point ("transform" of `hook_transform_mlp`), by which edits set it
+    gate_name: ClassVar[str | None] = None
     #: how many positions back in the text the linear code looks (0: tokens do not mix on the depth axis)
     looks_back: int = 0
 

@@ -138,6 +138,7 @@ class _State:
 
 class ScaledResidual(ResidualSystem):
     gate_label: ClassVar[str | None] = "transform gate"
+    gate_name: ClassVar[str | None] = "transform"
     gate_range: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
     gate_meaning: ClassVar[str | None] = "0 keeps the stream, 1 replaces it by what is written (mean over channels)."
 

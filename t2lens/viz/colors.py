@@ -21,6 +21,7 @@ __all__ = [
     "RampName",
     "Theme",
     "ThemeName",
+    "beta_shade",
     "ink_on",
     "lut",
     "luts_js",
@@ -153,12 +154,20 @@ def ink_on(color: str) -> str:
     return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "#000000"
 
 
-def regimes(theme: ThemeName = "light") -> tuple[str, ...]:
-    """Colours of the regimes of a gate, skip, blend, project, over-correct, reflect: what stays is grey and cool, what
-    overshoots warm."""
-    grey = {"light": "#aab1b8", "dark": "#6d747c"}[theme]
-    cool, warm = [shade("cool", f, theme) for f in (0.375, 0.75)], [shade("warm", f, theme) for f in (0.5, 0.875)]
-    return (grey, *cool, *warm)
+_REGIMES = (0.05, 0.5, 1.0, 1.35, 1.75)  # a gate inside each regime, skip .. reflect
+
+
+def beta_shade(beta: float, theme: ThemeName = "light", *, erases: bool = True) -> str:
+    """The colour of a gate beta, 0 to 2: on the ramp of signed values with 1, which overwrites, in its middle; of a
+    gate that only writes, and so has no middle, on that of magnitudes."""
+    return shade("both" if erases else "cool", beta / 2, theme)
+
+
+def regimes(theme: ThemeName = "light", *, erases: bool = True) -> tuple[str, ...]:
+    """Colours of the regimes of a gate, skip, partial, overwrite, over-relax, reflect: each that of a beta inside it,
+    so that a map of beta and one of regimes say the same. What overwrites has nearly the colour of the paper: marks of
+    regimes have an outline."""
+    return tuple(beta_shade(beta, theme, erases=erases) for beta in _REGIMES)
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from t2lens.viz.svg import Plot, heat, row
 __all__ = ["report"]
 
 LIGHT = THEMES["light"]
-REGIME = regimes()  # skip .. reflect
 BLUE, RED, _, _, GOLD, *_ = LIGHT.series
 WIDE = 1076
 _CUTS = (0.1, 0.9, 1.1, 1.5)
@@ -50,7 +49,7 @@ tr.all td{border-bottom:.8px solid %(hair)s}
 ul{margin:4px 0;padding-left:1.2em}li{margin:2px 0}
 ul.notes{font-size:12px;color:%(mute)s}
 .key{white-space:nowrap;margin-left:8px}
-.key i{display:inline-block;width:10px;height:10px;margin-right:4px;vertical-align:-1px}
+.key i{display:inline-block;border:.7px solid %(mute)s;width:10px;height:10px;margin-right:4px;vertical-align:-1px}
 sup{line-height:0}
 @media print{figure{break-inside:avoid}}
 </style>
@@ -139,10 +138,15 @@ def _figures(data: Any) -> Iterator[tuple[str, str]]:
         yield _effects(data, sites)
 
 
-def _key(names: Any) -> str:
+def _colors(data: Any) -> tuple[str, ...]:
+    """Of the regimes, skip .. reflect, or of the sizes of a gate that erases nothing."""
+    return regimes(erases=bool(data.attrs["erases"]))
+
+
+def _key(data: Any) -> str:
     return " ".join(
         f'<span class="key"><i style="background:{color}"></i>{html.escape(name)}</span>'
-        for name, color in zip(names, REGIME, strict=True)
+        for name, color in zip(data["regime"].values.tolist(), _colors(data), strict=True)
     )
 
 
@@ -157,9 +161,9 @@ def _histograms(data: Any, sites: list[str]) -> tuple[str, str]:
             plot = Plot(width, 108, (0, 2), (0, 1.04), title=sites[i], bottom=20, left=8)
             top = max(counts[i].max(), 1)
             for centre, count in zip(centres, counts[i], strict=True):
-                color = REGIME[int(np.searchsorted(_CUTS, centre))]
+                color = _colors(data)[int(np.searchsorted(_CUTS, centre))]
                 hover = f"{sites[i]}, beta {fmt(centre - half, 3)} to {fmt(centre + half, 3)}: {int(count)} tokens"
-                plot.bar(centre - half, centre + half, 0, count / top, color, hover)
+                plot.bar(centre - half, centre + half, 0, count / top, color, hover, outline=LIGHT.mute)
             for cut in _CUTS:
                 plot.line_at(cut, across=False, color=LIGHT.hair, dash="2 2")
             words = f"mean {fmt(float(data['beta'].values[i]), 2)}, std {fmt(float(data['beta_std'].values[i]), 2)}"
@@ -170,7 +174,7 @@ def _histograms(data: Any, sites: list[str]) -> tuple[str, str]:
     caption = (
         f"Beta over {int(data['n_tokens'])} tokens at every write, in order of depth; each panel is scaled to its "
         f"highest bin. Colours are {named}, with bounds at 0.1, 0.9, 1.1 and 1.5: "
-        f"{_key(data['regime'].values.tolist())}."
+        f"{_key(data)}."
     )
     return "".join(lines), caption
 
@@ -186,8 +190,16 @@ def _regimes(data: Any, sites: list[str]) -> tuple[str, str]:
     if np.isfinite(shares).all():
         for i, site in enumerate(sites):
             below = 0.0
-            for name, share, color in zip(data["regime"].values.tolist(), shares[i], REGIME, strict=True):
-                left.bar(i - 0.42, i + 0.42, below, below + share, color, f"{site}, {name}: {100 * share:.1f}%")
+            for name, share, color in zip(data["regime"].values.tolist(), shares[i], _colors(data), strict=True):
+                left.bar(
+                    i - 0.42,
+                    i + 0.42,
+                    below,
+                    below + share,
+                    color,
+                    f"{site}, {name}: {100 * share:.1f}%",
+                    outline=LIGHT.mute,
+                )
                 below += share
     else:
         left.instead("regime names are refused: a precondition fails")
@@ -205,7 +217,7 @@ def _regimes(data: Any, sites: list[str]) -> tuple[str, str]:
         right.instead("refused: without the preconditions beta is no eigenvalue")
     _depth_axis(right, sites)
     caption = (
-        f"(a) {_key(data['regime'].values.tolist())}. (b) median over tokens with the middle 50% and 90%; below the "
+        f"(a) {_key(data)}. (b) median over tokens with the middle 50% and 90%; below the "
         "line at 0 a write turns the sign of what the state held along k."
         if data.attrs["erases"]
         else "(a) Sizes of a write. (b) Nothing is erased, so the state is carried on as it is: eigenvalue 1."

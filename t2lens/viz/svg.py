@@ -128,15 +128,22 @@ def heading(title: str, theme: ThemeName) -> str:
 
 
 def keys(
-    pairs: Sequence[tuple[str, str]], x0: float, y: float, width: float, ink: str, size: float = TEXT
+    pairs: Sequence[tuple[str, str]],
+    x0: float,
+    y: float,
+    width: float,
+    ink: str,
+    size: float = TEXT,
+    outline: Mapping[str, Any] | None = None,
 ) -> tuple[str, float]:
-    """(colour, what it means) of each, in lines no wider than `width`, and the y of the last line."""
+    """(colour, what it means) of each, in lines no wider than `width`, and the y of the last line. outline: attributes
+    of the squares, where a colour may be nearly that of the paper."""
     out, x = [], x0
     for color, meaning in pairs:
         wide = text_width(meaning, size) + 26
         if x + wide > width and x > x0:
             x, y = x0, y + 16
-        out.append(mark("rect", x=x, y=y, width=9.0, height=9.0, fill=color))
+        out.append(mark("rect", x=x, y=y, width=9.0, height=9.0, fill=color, **(outline or {})))
         out.append(words(x + 13, y + 8.4, meaning, ink, size=size))
         x += wide
     return "".join(out), y
@@ -313,17 +320,27 @@ class Plot:
         return self
 
     def bar(
-        self, x0: float, x1: float, y0: float, y1: float, color: str, hover: str = "", opacity: float = 1.0
+        self,
+        x0: float,
+        x1: float,
+        y0: float,
+        y1: float,
+        color: str,
+        hover: str = "",
+        opacity: float = 1.0,
+        outline: str = "",
     ) -> Plot:
-        """A rectangle between two places."""
+        """A rectangle between two places. outline: a colour."""
         if not np.isfinite([x0, x1, y0, y1]).all():
             return self
         left, right, top, base = self.x(x0), self.x(x1), self.y(y1), self.y(y0)
         title = f"<title>{say(hover)}</title>" if hover else ""
+        line = f' stroke="{outline}" stroke-width=".6"' if outline else ""
         self.marks.append(
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0.1):.1f}" '
             f'height="{max(base - top, 0):.1f}" '
-            f'fill="{color}"{f" fill-opacity={chr(34)}{opacity}{chr(34)}" if opacity < 1 else ""}>{title}</rect>'
+            f'fill="{color}"{f" fill-opacity={chr(34)}{opacity}{chr(34)}" if opacity < 1 else ""}'
+            f"{line}>{title}</rect>"
         )
         return self
 

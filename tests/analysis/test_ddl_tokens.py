@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import t2lens
-from t2lens.analysis import audit_ddl, beta_curve, gate_spectrum, gate_tokens
+from t2lens.analysis import audit_ddl, gate_curve, gate_spectrum, gate_tokens
 from t2lens.analysis.catalog import ANALYSES, analysis
 from t2lens.analysis.regimes import REGIMES, regime_of
 from t2lens.residual import DeepDelta
@@ -131,7 +131,7 @@ def test_a_pass_with_each_beta_as_an_edit_gives_the_curve(variant: str, at: Any)
     site = model.sites[seed % (len(model.sites) - 1)].name
     n = tokens.shape[1]
     pos = seed % n
-    found = beta_curve(model, tokens, site=site, pos=pos, at=at, steps=4, top=3)
+    found = gate_curve(model, tokens, site=site, pos=pos, at=at, steps=4, top=3)
     plain = model(tokens).softmax(-1)[0].detach()
     for i, value in enumerate([0, 0.5, 1, 1.5, 2]):
         where = None if at == "all" else [pos]
@@ -154,7 +154,7 @@ def test_a_pass_with_each_beta_as_an_edit_gives_the_curve(variant: str, at: Any)
 
 def test_the_gate_as_it_is_changes_nothing() -> None:
     model, tokens = model_of("scalar", 5), [2, 8, 2, 6]
-    as_it_is = beta_curve(model, tokens, site="1.attn", pos=2)["plain_beta"]
+    as_it_is = gate_curve(model, tokens, site="1.attn", pos=2)["plain_gate"]
     record = model.record(torch.tensor([tokens]))
     step = next(step for step in record.steps if step.site.name == "1.attn")
     assert as_it_is.values == pytest.approx(step.gates["beta"][0, :, 0].detach().numpy())
@@ -162,7 +162,7 @@ def test_the_gate_as_it_is_changes_nothing() -> None:
         target="gate", name="beta", site="1.attn", operation="set", value=0.5 * round(2 * float(as_it_is[2]))
     )
     with t2lens.edited(model, same):  # beta is on the grid then
-        curve = beta_curve(model, tokens, site="1.attn", pos=2, steps=4)
+        curve = gate_curve(model, tokens, site="1.attn", pos=2, steps=4)
     at = float(same.value)
     assert float(curve["kl"].sel(value=at)) < 1e-12
     assert float(curve["kl"].max()) > 1e-9
@@ -173,7 +173,7 @@ def test_inside_edits_as_it_is_is_the_edited_model() -> None:
     other = t2lens.Edit(target="atom", site="1.mlp", operation="scale", value=3)
     beta = t2lens.Edit(target="gate", name="beta", site="0.mlp", operation="set", value=0)
     with t2lens.edited(model, [other]):
-        found = beta_curve(model, tokens, site="0.mlp", steps=2)
+        found = gate_curve(model, tokens, site="0.mlp", steps=2)
         plain = model([tokens]).log_softmax(-1)[0, -1].detach()
     with t2lens.edited(model, [other, beta]):
         changed = model([tokens]).log_softmax(-1)[0, -1].detach()
@@ -182,9 +182,9 @@ def test_inside_edits_as_it_is_is_the_edited_model() -> None:
 
 def test_padding_moves_nothing() -> None:
     model = model_of("scalar", 7)
-    padded = beta_curve(model, [0, 0, 5, 3, 9], [0, 0, 1, 1, 1], site="0.attn", pos=1)
-    alone = beta_curve(model, [5, 3, 9], site="0.attn", pos=1)
-    for name in ("kl", "kl_mean", "loss", "plain_beta", "plain_probability"):
+    padded = gate_curve(model, [0, 0, 5, 3, 9], [0, 0, 1, 1, 1], site="0.attn", pos=1)
+    alone = gate_curve(model, [5, 3, 9], site="0.attn", pos=1)
+    for name in ("kl", "kl_mean", "loss", "plain_gate", "plain_probability"):
         assert padded[name].values == pytest.approx(alone[name].values, abs=1e-12)
     assert padded.dataset.attrs["position"] == 1
     moved, still = (gate_spectrum(model, *given, pos=1) for given in (([0, 5, 3], [0, 1, 1]), ([5, 3],)))
@@ -201,7 +201,7 @@ def test_one_pass_and_one_resumed_pass_make_the_curve(monkeypatch: pytest.Monkey
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", counting)
-    beta_curve(model, [2, 8, 2, 6], site="1.attn", steps=40)
+    gate_curve(model, [2, 8, 2, 6], site="1.attn", steps=40)
     assert passes == ["whole", "resumed"]
 
 
@@ -217,7 +217,7 @@ def test_one_pass_and_one_resumed_pass_make_the_curve(monkeypatch: pytest.Monkey
 )
 def test_bad_options_are_a_sentence(options: dict[str, Any], error: str) -> None:
     with pytest.raises((ValueError, KeyError), match=error):
-        beta_curve(model_of("scalar"), [2, 8], **options)
+        gate_curve(model_of("scalar"), [2, 8], **options)
 
 
 @pytest.mark.parametrize("key", [entry.key for entry in ANALYSES if entry.key.startswith("gates-")])

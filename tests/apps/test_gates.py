@@ -11,8 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import t2lens
-from t2lens.analysis import beta_curve, gate_spectrum, gate_tokens
-from t2lens.apps import loaders
+from t2lens.analysis import gate_curve, gate_spectrum, gate_tokens, write_gates
+from t2lens.apps import gate_focus, loaders
 from t2lens.apps.views import gates as page
 from t2lens.model import Transformer
 from t2lens.viz import gates as draw
@@ -38,18 +38,18 @@ def tables(app: AppTest) -> list[str]:
 def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Key -> the SVG that the page mounted last."""
     seen: dict[str, str] = {}
-    mount = page.picture
+    mount = gate_focus.picture
 
     def noting(svg: str, *, key: str, panel: int) -> Any:
         seen[key] = svg
         return mount(svg, key=key, panel=panel)
 
-    monkeypatch.setattr(page, "picture", noting)
+    monkeypatch.setattr(gate_focus, "picture", noting)
     return seen
 
 
 def test_the_page_shows_the_numbers_of_the_functions(pictures: dict[str, str]) -> None:
-    app = open_page(a="ddl", b="none", node="A:3:2.mlp", gates_beta="1.5")
+    app = open_page(a="ddl", b="none", node="A:3:2.mlp", gates_value="1.5")
     assert not app.exception
     model = t2lens.load("ddl")
     found = gate_tokens(model, PROMPT)
@@ -66,7 +66,7 @@ def test_the_page_shows_the_numbers_of_the_functions(pictures: dict[str, str]) -
     spectrum = gate_spectrum(model, PROMPT, pos=3)
     for value in spectrum["eigenvalue"].values:
         assert f"eigenvalue {value:.6g} along k" in pictures["gate-spectrum-A"]
-    curve = beta_curve(model, PROMPT, site="2.mlp", pos=3)
+    curve = gate_curve(model, PROMPT, site="2.mlp", pos=3)
     for value in curve["kl"].values:
         assert f"KL at the position {value:.6g} nats" in pictures["gate-curve-A"]
     assert draw.kl_words(curve.dataset, 1.5) in texts(app)
@@ -88,9 +88,9 @@ def test_sliding_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transformer, "forward", counting)
     before = texts(app)
     for value in (0.1, 0.7, 2.0, 0.7):
-        app.slider(key="gates_beta").set_value(value).run()
+        app.slider(key="gates_slider").set_value(value).run()
         assert not app.exception
-        assert app.query_params["gates_beta"] in ([f"{value:g}"], f"{value:g}")
+        assert app.query_params["gates_value"] in ([f"{value:g}"], f"{value:g}")
     assert passes == []
     assert texts(app) != before
     app.segmented_control(key="gates_at").set_value("position").run()  # another curve: a pass and its variants, of each
@@ -101,7 +101,7 @@ def test_sliding_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_is_an_edit_of_a_and_shows_against_clean(pictures: dict[str, str]) -> None:
-    app = open_page(a="ddl", b="clean", node="A:3:2.mlp", gates_beta="0.2", gates_at="position")
+    app = open_page(a="ddl", b="clean", node="A:3:2.mlp", gates_value="0.2", gates_at="position")
     assert not app.exception
     app.button(key="gates_keep").click().run()
     assert not app.exception
@@ -114,7 +114,7 @@ def test_what_is_kept_is_an_edit_of_a_and_shows_against_clean(pictures: dict[str
     assert edited[3] == pytest.approx(0.2)
     assert f"beta {edited[3]:.6g}: partial" in pictures["gate-strip-A"]
     assert f"beta {edited[3]:.6g}: partial" not in pictures["gate-strip-B"]
-    app.slider(key="gates_beta").set_value(1.9).run()
+    app.slider(key="gates_slider").set_value(1.9).run()
     app.button(key="gates_keep").click().run()
     assert [each["value"] for each in json.loads(app.session_state["edits"])] == [0.2, 1.9]
 
@@ -140,16 +140,63 @@ def test_prompts_of_different_lengths_are_aligned(pictures: dict[str, str]) -> N
     assert f"position {n[1] - 2}, " in pictures["gate-tokens-B"]
 
 
-@pytest.mark.parametrize("b", ["none", "muddformer"])
-def test_other_systems_are_told_which_models_have_gates(b: str) -> None:
-    app = open_page(a="standard", b=b)
+def test_systems_without_gates_are_told_which_models_have_some() -> None:
+    app = open_page(a="standard", b="muddformer", node="A:3:2.mlp")
     assert not app.exception
-    assert "models of Deep Delta Learning" in texts(app)
-    app.button(key="gates_switch").click().run()
+    assert "neither model here has any" in texts(app)
+    assert "every write is added to the stream as it is" in texts(app) and "which Depth routing shows" in texts(app)
+    app.button(key="gates_switch_ddl-cc-ec").click().run()
     assert not app.exception
     assert app.session_state["model_a"] == "ddl-cc-ec"
     assert len(tables(app)) == 1
-    assert app.slider(key="gates_beta").value == 0
+
+
+def test_the_slider_starts_where_the_model_is_and_follows_until_it_is_moved(pictures: dict[str, str]) -> None:
+    app = open_page(a="ddl", b="none", node="A:3:2.mlp")
+    beta = gate_tokens(t2lens.load("ddl"), PROMPT)["beta"]
+
+    def at() -> float:
+        assert not app.exception
+        return float(app.slider(key="gates_slider").value)
+
+    assert at() == pytest.approx(round(float(beta.sel(site="2.mlp").mean()), 1))
+    assert f"As it is: mean {fmt(float(beta.sel(site='2.mlp').mean()), 3)} over the prompt" in texts(app)
+    assert "gates_value" not in app.query_params
+    app.segmented_control(key="gates_at").set_value("position").run()
+    assert at() == pytest.approx(round(float(beta.sel(site="2.mlp")[3]), 1))
+    app.selectbox(key="gates_site").set_value("0.attn").run()
+    assert at() == pytest.approx(round(float(beta.sel(site="0.attn")[3]), 1))
+    app.slider(key="gates_slider").set_value(0.0).run()
+    app.selectbox(key="gates_site").set_value("2.mlp").run()
+    assert at() == 0  # what was chosen stays
+    app.button(key="gates_back").click().run()
+    assert at() == pytest.approx(round(float(beta.sel(site="2.mlp")[3]), 1))
+
+
+@pytest.mark.parametrize(("a", "b"), [("mhc", "hyper-connections"), ("mhc", "ddl")])
+def test_streams_of_hyper_connections_are_shown(pictures: dict[str, str], a: str, b: str) -> None:
+    app = open_page(a=a, b=b, node="A:3:2.mlp", gates_stream="stream1")
+    assert not app.exception
+    data = write_gates(t2lens.load(a), PROMPT).dataset
+    for site in ("0.attn", "2.mlp", "7.mlp"):
+        own = data.sel(site=site)
+        assert f"write weight {float(own['gate'].sel(stream='stream1')[3]):.6g}" in pictures["gate-map-A"]
+        assert f"{site} reads stream 2&#10;weight {float(own['read'][2, 3]):.6g}" in pictures["gate-streams-A"]
+        assert f"{site} writes to stream 2&#10;weight {float(own['gate'][2, 3]):.6g}" in pictures["gate-streams-A"]
+    value = float(data["mix"].sel(site="2.mlp")[2, 0, 3])
+    assert f"as 2.mlp writes, stream 2 takes {value:.6g} of stream 0" in pictures["gate-streams-A"]
+    start = float(data["gate"].sel(site="2.mlp", stream="stream1").mean())
+    assert app.slider(key="gates_slider").value == pytest.approx(round(start, 1))
+    curve = gate_curve(t2lens.load(a), PROMPT, site="2.mlp", pos=3, stream="stream1")
+    assert f"KL at the position {float(curve['kl'][4]):.6g} nats" in pictures["gate-curve-A"]
+    assert ("gate-curve-B" in pictures) == (b != "ddl")
+    assert ("another kind of gate" in texts(app)) == (b == "ddl")
+    app.button(key="gates_keep").click().run()
+    assert not app.exception
+    (kept,) = json.loads(app.session_state["edits"])
+    assert kept["name"] == "post" and kept["sources"] == ["stream1"] and kept["site"] == "2.mlp"
+    assert "As edited" in texts(app) or "A as edited" in texts(app)
+    assert "as edited" in pictures["gate-tokens-A"] and "as it is" not in pictures["gate-tokens-A"]
 
 
 def test_one_side_with_gates_stands_beside_one_without() -> None:
@@ -169,12 +216,14 @@ def test_sizes_of_a_write_only_gate_are_no_regimes(pictures: dict[str, str]) -> 
 
 
 def test_a_link_from_a_stranger_falls_back_with_notices() -> None:
-    app = open_page(a="ddl", b="none", gates_beta="<script>", gates_at="here", gates_by="reg", gates_over="9")
+    app = open_page(a="ddl", b="none", gates_value="<script>", gates_at="here", gates_by="reg", gates_over="9")
     assert not app.exception
-    for name in ("gates_beta", "gates_at", "gates_by", "gates_over"):
+    for name in ("gates_value", "gates_at", "gates_by", "gates_over"):
         assert f"The link asks for {name} = " in texts(app)
-    assert app.slider(key="gates_beta").value == 0
-    assert open_page(a="ddl", b="none", gates_beta="0.33").slider(key="gates_beta").value == pytest.approx(0.3)
+    app = open_page(a="ddl", b="none", gates_value="0.33", gates_stream="<b>")
+    assert not app.exception
+    assert app.slider(key="gates_slider").value == pytest.approx(0.3)
+    assert open_page(a="ddl", b="none", gates_value="-700").slider(key="gates_slider").value == 0
 
 
 def test_edits_that_cannot_be_are_a_sentence() -> None:
@@ -197,14 +246,3 @@ def test_an_audit_of_a_side_is_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     made = page._audit_of(side, 8)
     assert made.startswith(b"<!") and b"DDL audit" in made
     assert asked == [("ddl", 8)]
-
-
-def test_a_gate_of_another_system_is_drawn(pictures: dict[str, str]) -> None:
-    from tests.systems import tiny
-
-    model = tiny("highway", 1)
-    trace = t2lens.trace(model, [3, 1, 3])
-    gate = trace.dataset["gate"].rename(write="site").transpose("site", "pos")
-    finding = page._of_trace(gate, None, "transform gate")
-    assert int(finding["count"].sum()) == gate.size
-    assert finding["gate"].values == pytest.approx(gate.values)

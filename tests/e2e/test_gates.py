@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 import t2lens
-from t2lens.analysis import beta_curve, gate_tokens
+from t2lens.analysis import gate_curve, gate_tokens
 from t2lens.viz.gates import kl_words
 
 from .driver import new_page
@@ -55,21 +55,23 @@ def test_from_the_map_to_an_edit(browser: Any, server: str, screenshots: Path, t
     page.wait_for_url(lambda url: parse_qs(urlsplit(url).query)["node"] == ["A:4:3.mlp"], timeout=WAIT)
     settled(page)
 
-    curve = beta_curve(model, PROMPT, site="3.mlp", pos=4).dataset
-    page.get_by_text(kl_words(curve, 0.0)).first.wait_for(timeout=WAIT)
+    curve = gate_curve(model, PROMPT, site="3.mlp", pos=4).dataset
+    start = round(float(curve["plain_gate"].mean()), 1)
+    page.get_by_text(kl_words(curve, start)).first.wait_for(timeout=WAIT)
     slider = page.get_by_role("slider")
     slider.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.get_by_text(kl_words(curve, 0.3)).first.wait_for(timeout=WAIT)
-    page.wait_for_url(lambda url: parse_qs(urlsplit(url).query)["gates_beta"] == ["0.3"], timeout=WAIT)
+    chosen = round(start + 0.3, 1)
+    page.get_by_text(kl_words(curve, chosen)).first.wait_for(timeout=WAIT)
+    page.wait_for_url(lambda url: parse_qs(urlsplit(url).query).get("gates_value") == [f"{chosen:g}"], timeout=WAIT)
     page.get_by_role("button", name="Keep this as an edit of A").click()
     page.wait_for_url(lambda url: "edits" in parse_qs(urlsplit(url).query), timeout=WAIT)
     settled(page)
     (kept,) = json.loads(asked(page)["edits"])
-    assert (kept["site"], kept["value"]) == ("3.mlp", 0.3)
-    page.get_by_text("A ddl, edited: beta of every write").first.wait_for(timeout=WAIT)
-    assert page.locator('rect[data-site="3.mlp"][data-tip*="beta 0.3:"]').count() > 0
+    assert (kept["site"], kept["value"]) == ("3.mlp", chosen)
+    page.get_by_text("A ddl, edited: how much each write replaces").first.wait_for(timeout=WAIT)
+    assert page.locator(f'rect[data-site="3.mlp"][data-tip*="beta {chosen:g}:"]').count() > 0
     page.screenshot(path=screenshots / "gates-1440.png", full_page=True)
 
     page.get_by_role("button", name="Export").click()
@@ -83,10 +85,10 @@ def test_from_the_map_to_an_edit(browser: Any, server: str, screenshots: Path, t
 
 
 def test_a_link_restores_the_view_on_a_small_screen(browser: Any, server: str, screenshots: Path) -> None:
-    view = {"b": "ddl-cc-ec", "node": "A:4:3.mlp", "gates_beta": "1.5", "gates_by": "regime", "gates_at": "position"}
+    view = {"b": "ddl-cc-ec", "node": "A:4:3.mlp", "gates_value": "1.5", "gates_by": "regime", "gates_at": "position"}
     page, errors = opened(browser, server, 1024, 768, **view)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    curve = beta_curve(t2lens.load("ddl"), PROMPT, site="3.mlp", pos=4, at="position").dataset
+    curve = gate_curve(t2lens.load("ddl"), PROMPT, site="3.mlp", pos=4, at="position").dataset
     assert page.get_by_text(kl_words(curve, 1.5)).first.is_visible()
     assert {key: asked(page)[key] for key in view} == view
     page.screenshot(path=screenshots / "gates-1024.png", full_page=True)

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from t2lens.viz.colors import RAMPS, THEMES, lut, luts_js, ramp, regimes, shade
+from t2lens.analysis.regimes import regime_of
+from t2lens.viz.colors import RAMPS, THEMES, beta_shade, lut, luts_js, ramp, regimes, shade
 
 # Simulation of colour blindness in linear sRGB (Machado, Oliveira and Fernandes 2009, severity 1)
 BLINDNESS = {
@@ -77,4 +78,17 @@ def test_text_and_marks_are_legible(theme):
     assert contrast(look.ink, look.paper) > 12 and contrast(look.mute, look.paper) > 4.5
     assert contrast(look.bad, look.paper) > 4.5 and contrast(look.good, look.paper) > 4.5
     assert all(contrast(color, look.paper) > 2.2 for color in look.series)
-    assert len(set(regimes(theme))) == 5
+
+
+@pytest.mark.parametrize("erases", [True, False])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_regimes_have_the_colours_of_betas_inside_them_and_stay_apart(theme, erases):
+    on_ramp = [beta_shade(beta, theme, erases=erases) for beta in np.linspace(0, 2, 2001)]
+    colors = regimes(theme, erases=erases)
+    for i, color in enumerate(colors):
+        betas = [beta for beta, each in zip(np.linspace(0, 2, 2001), on_ramp, strict=True) if each == color]
+        assert i in {int(regime_of(np.array(beta))) for beta in betas}
+    for simulate in BLINDNESS.values():
+        places = [oklab(np.array(simulate) @ linear(color)) for color in colors]
+        for a, b in itertools.combinations(range(5), 2):
+            assert np.linalg.norm(places[a] - places[b]) > 0.09, (a, b)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from t2lens.analysis import beta_curve, gate_spectrum, gate_tokens
+from t2lens.analysis import gate_curve, gate_spectrum, gate_tokens
 from t2lens.viz import gates
 from t2lens.viz.colors import ink_on, regimes
 from tests.systems import tiny
@@ -37,7 +37,7 @@ def contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_picture_is_well_formed_with_any_tokens(theme: Any) -> None:
     data, model = found(), tiny("ddl-cc-ec", 3)
-    curve = beta_curve(model, [0, 1, 2], site="1.attn", steps=4).dataset
+    curve = gate_curve(model, [0, 1, 2], site="1.attn", steps=4).dataset
     words = [HOSTILE[i % len(HOSTILE)] for i in range(curve.sizes["candidate"])]
     curve = curve.assign_coords(candidate=np.array(words, dtype=object))
     drawn = [

@@ -1,4 +1,5 @@
-"""What another beta at one sublayer of Deep Delta Learning does to a prediction, over the whole range of the gate.
+"""What another gate at one sublayer does to a prediction, over the whole range of the gate: Deep Delta Learning's beta,
+the weights with which Hyper-Connections write to their streams, Highway's transform gate.
 
 All values are rows of one resumed pass, so that the curve costs about as many rows as it has points, and a slider
 along it costs no pass at all.
@@ -13,24 +14,23 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from t2lens.analysis.ddl_audit import check_system
-from t2lens.analysis.ddl_gates import gate_hook
 from t2lens.analysis.finding import Chart, Finding
 from t2lens.analysis.frozen import place
+from t2lens.analysis.gates import WriteGate, check_gates, gate_span, gates_of
 from t2lens.analysis.inputs import Batch, check_finite, read_batch
 from t2lens.analysis.variants import Change, Variant, recorded, run_variants
+from t2lens.edits.places import gates_at
 from t2lens.hooks.names import nearest_names
-from t2lens.mixing import Step
 from t2lens.readout import word
 
 if TYPE_CHECKING:
     from t2lens.model import Transformer
 
-__all__ = ["beta_curve"]
+__all__ = ["gate_curve"]
 
 
 @torch.no_grad()
-def beta_curve(
+def gate_curve(
     model: Transformer,
     input: Any,
     attention_mask: Any = None,
@@ -38,10 +38,13 @@ def beta_curve(
     site: str,
     pos: int = -1,
     at: Literal["all", "position"] = "all",
+    stream: str | None = None,
+    low: float | None = None,
+    high: float | None = None,
     steps: int = 20,
     top: int = 8,
 ) -> Finding:
-    """Set beta of one sublayer to every value of a grid over 0..2, and measure what becomes of the prediction.
+    """Set the gate of one sublayer to every value of a grid, and measure what becomes of the prediction.
 
     Everything that follows the changed write is computed anew; inside `t2lens.edited`, "as it is" is the edited model.
 
@@ -51,59 +54,78 @@ def beta_curve(
         site: the sublayer, as "3.mlp".
         pos: the position whose prediction is compared, counted over the real tokens; negative from the end.
         at: where the gate is set: at "all" positions, or at `pos` alone ("position").
-        steps: how many steps the grid has from 0 to 2, ends included; 0, 1 and 2 lie on it when it is even.
+        stream: of Hyper-Connections: the stream whose weight is set; None: those of all streams.
+        low, high: ends of the grid; by default those of the gate (0..2 of beta), or whole numbers around 0, 1 and all
+            its values on this input.
+        steps: how many steps the grid has, ends included; 0, 1 and 2 of beta lie on it when it is even.
         top: how many of the likeliest tokens of each point are kept.
 
     Returns:
         Finding: in `dataset`, over `value` (the grid): kl, KL(as it is || changed) at `pos` in nats; kl_mean, the same,
         mean over the prompt; loss, the change of the mean next-token loss in nats (NaN where no next token is known);
         probability(value, candidate) and plain_probability(candidate) of every token that is among the `top` likeliest
-        as it is or at some value, at `pos`, with token_id(candidate); plain_beta(pos): the gate as it is. A row per
-        value.
+        as it is or at some value, at `pos`, with token_id(candidate); plain_gate(pos): the gate as it is, where several
+        are set their mean. A row per value.
 
     Raises:
-        ValueError: not a Deep Delta Learning model, several sequences, no such position, steps or top below 1, logits
-            that are not finite. KeyError: no such sublayer.
+        ValueError: a system without gates on its writes that edits can set, several sequences, no such position, a low
+            end that is not below the high one, steps or top below 1, logits that are not finite. KeyError: no such
+            sublayer or stream.
 
     Example:
         >>> import t2lens
-        >>> from t2lens.analysis import beta_curve
+        >>> from t2lens.analysis import gate_curve
         >>> cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=t2lens.residual.DeepDelta())
-        >>> curve = beta_curve(t2lens.build(cfg, seed=0), [0, 7, 3], site="1.attn", steps=4)
+        >>> curve = gate_curve(t2lens.build(cfg, seed=0), [0, 7, 3], site="1.attn", steps=4)
         >>> curve["value"].values.tolist(), float(curve["kl"].idxmin())  # beta starts near 1
         ([0.0, 0.5, 1.0, 1.5, 2.0], 1.0)
     """
-    check_system(model)
+    gate = check_gates(model)
+    if not gate.name:
+        raise ValueError(f"No edit sets the {gate.label} of {model.cfg.residual.describe()}.")
     writes = {each.name: each for each in model.sites[:-1]}
     if site not in writes:
         near = " or ".join(map(repr, nearest_names(site, list(writes), 2))) or ", ".join(writes)
         raise KeyError(f"No sublayer {site!r} has a gate; did you mean {near}?")
+    if stream is not None and stream not in gate.streams:
+        raise KeyError(f"This model has no stream {stream!r}; it has {', '.join(gate.streams) or 'one alone'}.")
     if at not in ("all", "position"):
         raise ValueError(f'at must be "all" or "position", not {at!r}.')
     if steps < 1 or top < 1:
         raise ValueError(f"steps and top must be at least 1, not {steps} and {top}.")
     batch = read_batch(model, input, attention_mask)
     column = place(batch, pos)
-    chosen = writes[site]
+    chosen, hook = writes[site], gates_at(model, writes[site])[gate.name, ""].name
+    assert hook is not None
     record, logits = recorded(model, batch)
     check_finite(logits, batch, "The logits")
-    values = np.linspace(0, 2, steps + 1)
+    which = slice(None) if stream is None else slice(k := gate.streams.index(stream), k + 1)
+    step = next(step for step in record.steps if step.site.name == site)
+    plain = gates_of(model, gate, step.gates)["gate"][0, batch.valid[0]].double()  # [T], or [T, stream]
+    plain = (plain[:, which].mean(dim=-1) if gate.streams else plain).cpu().numpy()
+    span = gate_span(gate, plain)
+    low, high = span[0] if low is None else low, span[1] if high is None else high
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"The grid must go from a lower to a higher number, not from {low:g} to {high:g}.")
+    values = np.linspace(low, high, steps + 1)
     where = batch.valid[0].clone()
     if at == "position":
         where[:] = False
         where[column] = True
-    variants = [
-        Variant(layer=chosen.layer or 0, edits={gate_hook(chosen, "beta"): _set(value, where)})
-        for value in values.tolist()
-    ]
+    variants = [Variant(layer=chosen.layer or 0, edits={hook: _set(value, where, which)}) for value in values.tolist()]
     found = _measured(model, batch, record, logits, variants, column)
-    step = next(step for step in record.steps if step.site.name == site)
-    return _finding(model, batch, values, found, step, column, site, at, top)
+    return _finding(model, batch, gate, values, found, plain, column, site, at, stream, top)
 
 
-def _set(value: float, where: Tensor) -> Change:
-    """beta [1, pos, 1] at the positions `where` [pos]."""
-    return lambda gate: torch.where(where[None, :, None], torch.full_like(gate, value), gate)
+def _set(value: float, where: Tensor, which: slice) -> Change:
+    """The numbers `which` of a gate [1, pos, n] at the positions `where` [pos]."""
+
+    def change(gate: Tensor) -> Tensor:
+        mask = torch.zeros_like(gate, dtype=torch.bool)
+        mask[..., which] = where[None, :, None]
+        return torch.where(mask, torch.full_like(gate, value), gate)
+
+    return change
 
 
 def _measured(
@@ -136,12 +158,14 @@ def _measured(
 def _finding(
     model: Transformer,
     batch: Batch,
+    gate: WriteGate,
     values: np.ndarray,
     found: dict[str, np.ndarray],
-    step: Step,
+    plain: np.ndarray,
     column: int,
     site: str,
     at: str,
+    stream: str | None,
     top: int,
 ) -> Finding:
     everything, n = found["probability"], int(batch.valid.sum())
@@ -149,6 +173,8 @@ def _finding(
     likeliest = np.argsort(-everything, axis=1, kind="stable")[:, :top]
     ids = np.array(list(dict.fromkeys(likeliest[[-1, *range(len(values))]].ravel().tolist())))
     where = "at all positions" if at == "all" else f"at position {pos} alone"
+    what = f"{gate.label[:1].upper()}{gate.label[1:]} of {site}"
+    what += f" to {stream}" if stream else " to every stream" if gate.streams else ""
     dataset = xr.Dataset(
         {
             "kl": ("value", found["kl"], _is("KL(as it is || changed) of the prediction at the position", "nats")),
@@ -164,10 +190,10 @@ def _finding(
                 _is("probability of the next token at the position, changed", ""),
             ),
             "plain_probability": ("candidate", everything[-1, ids], _is("the same as it is", "")),
-            "plain_beta": (
+            "plain_gate": (
                 "pos",
-                step.gates["beta"][0, batch.valid[0], 0].double().cpu().numpy(),
-                _is("gate beta as it is", "0..2"),
+                plain,
+                _is(f"{gate.label} as it is{', mean over streams' if gate.streams and stream is None else ''}", ""),
             ),
         },
         coords={
@@ -177,7 +203,14 @@ def _finding(
             "token_id": ("candidate", ids),
             "candidate": _objects(word(model, int(i)) for i in ids),
         },
-        attrs={"system": model.cfg.residual.describe(), "site": site, "at": at, "position": pos},
+        attrs={
+            "system": model.cfg.residual.describe(),
+            "gate": gate.label,
+            "site": site,
+            "stream": stream or "",
+            "at": at,
+            "position": pos,
+        },
     )
     best = likeliest[:, 0]
     rows = tuple(
@@ -192,8 +225,8 @@ def _finding(
         for i, value in enumerate(values)
     )
     notes = [
-        f"Beta of {site} is set {where}; all that follows is computed anew. As it is, it has the mean "
-        f"{float(dataset['plain_beta'].mean()):.3g} over {n} positions, and {float(dataset['plain_beta'][pos]):.3g} at "
+        f"{what} is set {where}; all that follows is computed anew. As it is, it has the mean "
+        f"{float(plain.mean()):.3g} over {n} positions, and {float(plain[pos]):.3g} at "
         f"position {pos}, {token!r}.",
         f"As it is, the likeliest next token there is {word(model, int(best[-1]))!r}, with the probability "
         f"{float(everything[-1, best[-1]]):.3g}.",
@@ -201,9 +234,9 @@ def _finding(
     if not np.isfinite(found["loss"]).all():
         notes.append("Without a next token that is known there is no loss.")
     return Finding(
-        title=f"Beta of {site} from 0 to 2 {where}: {model.cfg.residual.describe()}",
+        title=f"{what} from {values[0]:g} to {values[-1]:g} {where}: {model.cfg.residual.describe()}",
         dataset=dataset,
-        columns=("beta", "KL", "KL, mean", "loss", "likeliest", "probability"),
+        columns=(gate.label, "KL", "KL, mean", "loss", "likeliest", "probability"),
         rows=rows,
         notes=(*notes, *batch.notices),
         charts=(
