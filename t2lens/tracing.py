@@ -182,7 +182,7 @@ class Trace:
     def save_figure(self, path: str | Path, trace_b: Trace | None = None, **view: Any) -> Path:
         """Write the two-axis maps, of this trace or of two side by side, as .svg, .png or .pdf.
 
-        view: quantity, depth, cell, way, head, compare, align, theme and width, as
+        view: quantity, depth, cell, way, head, layer, rollouts, compare, align, theme and width, as
         `t2lens.viz.maps_picture.maps_picture` takes them; by default what shows most of this system. ValueError for
         another ending or a choice that does not exist.
         """
