@@ -81,8 +81,10 @@ Object.assign(View.prototype, {
               (own
                 ? `Left: where it looks in the sequence (${p.headNote(site)}).`
                 : `No arm to the left: ${site} reads only its own position.`);
-    const n = p.counted(q.key);
-    m.why.textContent = [words, n && `n = ${n} of ${rows * p.T} nodes.`, this.downsampled(g)].filter(Boolean).join(" ");
+    const n = p.counted(q.key),
+      without = rows * p.T - n,
+      counted = n && `n = ${n} nodes${without ? `; ${without} have no such number` : ""}.`;
+    m.why.textContent = [words, counted, this.downsampled(g)].filter(Boolean).join(" ");
     m.base.setAttribute(
       "aria-label",
       `Model ${p.letter}, ${p.name}: map of ${q.label} by position and depth. ` +

@@ -104,7 +104,7 @@ View.prototype.followed = function (parent, p, pos) {
   const { logit, bias } = p.follow.open,
     rows = [
       ["logit", logit],
-      ["of it from no atom", bias],
+      ["of it from the bias", bias],
     ].filter(([, values]) => values && Number.isFinite(values[pos]));
   const table = this.table(
     parent,
