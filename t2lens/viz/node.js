@@ -104,7 +104,7 @@ View.prototype.followed = function (parent, p, pos) {
   const { logit, bias } = p.follow.open,
     rows = [
       ["logit", logit],
-      ["of it from the bias", bias],
+      ["of it from no write", bias],
     ].filter(([, values]) => values && Number.isFinite(values[pos]));
   const table = this.table(
     parent,
