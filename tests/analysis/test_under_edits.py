@@ -344,6 +344,153 @@ def _zeroed(x: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.parametrize("system", ["standard", "attnres-full", "ddl", "muddformer", "dca"])
+def test_a_continuation_is_written_by_whole_edited_passes(system: str) -> None:
+    seed = random.randrange(1000)
+    model, edits = drawn(system, seed)
+    for edit in [*edits_of(model, random.Random(seed), positions=[1]).values(), *edits]:
+        fixed = not (edit.positions and min(edit.positions) < 0)
+        if not fixed or (edit.operation == "freeze_mean" and edit.prompt is None):
+            why = "there is no mean over the pass" if fixed else "its end moves, so position -1 is not fixed"
+            with pytest.raises(ValueError, match=why):
+                runs(model, [edit], "continuation", n=3)
+            found = runs(model, [edit], "continuation", n=3, top=2, use_cache=False)
+        else:
+            found = runs(model, [edit], "continuation", n=3, top=2)
+        ids = list(IDS)
+        assert found is not None
+        for step in range(3):
+            p = passed(model, [edit], ids)[0][-1].double().softmax(dim=-1)
+            assert np.allclose(found["top_probability"][step], p.topk(2).values, atol=1e-9), (seed, edit, step)
+            assert float(found["probability"][step]) == pytest.approx(float(p.max()), abs=1e-9), (seed, edit, step)
+            ids.append(int(found["id"][step]))
+            assert p[ids[-1]] == p.max(), (seed, edit, step)
+
+
+@pytest.mark.parametrize("system", ["attnres-full", "attnres-block", "dca", "denseformer", "ddl-cc-ec", "standard"])
+def test_the_profile_is_the_mean_over_the_edited_pass(system: str) -> None:
+    seed = random.randrange(1000)
+    model, edits = drawn(system, seed)
+    n = 0
+    for edit in edits:
+        if (found := runs(model, [edit], "profile", start=True, n_boot=0)) is None:
+            continue
+        n += 1
+        _, record, cache = passed(model, [edit])
+        for read, share in contributions_by_read(model.residual, record):
+            length = share[: read.site.seen + 1, 0].norm(dim=-1)  # [A, T]
+            shown = found.dataset.sel(read=read.name).isel(atom=slice(len(length)))
+            assert np.allclose(shown["contribution_mean"], length.mean(dim=-1), atol=1e-8), (seed, edit, read)
+            total = length.sum(dim=0)
+            part = length / torch.where(total > 0, total, 1.0)
+            assert np.allclose(shown["share_std"], part.std(dim=-1, correction=0), atol=1e-8), (seed, edit, read)
+            if (hook := read.site.hook("depth_attn", read.way)) in cache:
+                own = [
+                    found["weight_mean"].sel(read=read.name, source=s.name) for s in model.residual.sources(read.site)
+                ]
+                assert np.allclose(own, cache[hook][0].double().mean(dim=0), atol=1e-9), (seed, edit, read)
+    assert n >= 3
+
+
+@pytest.mark.parametrize("system", ["standard", "attnres-full", "ddl-cc-ec", "muddformer", "hyper-connections"])
+def test_writes_are_taken_away_from_the_edited_pass(system: str) -> None:
+    seed = random.randrange(1000)
+    model, edits = drawn(system, seed)
+    dice = random.Random(seed)
+    for edit in edits:
+        if (found := runs(model, [edit], "writes", token=5)) is None:
+            continue
+        atom = dice.choice(list(model.atoms))
+        hook = "hook_embed" if atom == "embed" else "blocks.{}.hook_{}_out".format(*atom.split("."))
+        plain, without = (
+            passed(model, [edit], hooks=hooks)[0].double() for hooks in ((), [(hook, lambda x, *, hook: x * 0)])
+        )
+        p, q = plain[-1].log_softmax(dim=-1), without[-1].log_softmax(dim=-1)
+        at = found.dataset.sel(write=atom)
+        assert float(at["kl"]) == pytest.approx(float((p.exp() * (p - q)).sum()), abs=1e-8), (seed, edit, atom)
+        assert float(at["logit"]) == pytest.approx(float(without[-1, 5] - plain[-1, 5]), abs=1e-8), (seed, edit, atom)
+        *_, (_, share) = contributions_by_read(model.residual, passed(model, [edit])[1])
+        with torch.no_grad():
+            used = passed(model, [edit])[1].reads["out"][0, -1]
+            assert model.ln_final.cfg.kind == "rms"
+            own = share[list(model.atoms).index(atom), 0, -1] / model.ln_final.scale(used) * model.ln_final.w
+            assert float(at["share"]) == pytest.approx(float(own @ model.W_U[:, 5]), abs=1e-8), (seed, edit, atom)
+
+
+def test_the_estimate_of_a_patch_is_the_slope_of_the_edited_pass() -> None:
+    seed = random.randrange(1000)
+    model, edits = drawn("attnres-full", seed)
+    other, hook, pos = [3, 7, 2, 9, 7, 4], "blocks.0.hook_mlp_out", random.Random(seed).randrange(2, 6)
+    for edit in edits:
+        found = runs(model, [edit], "attribution-patch", other=other, metric="loss", answer=5)
+        assert found is not None
+        (clean, _, kept), (corrupted, _, replaced) = passed(model, [edit]), passed(model, [edit], other)
+        whole = float(clean[-1].log_softmax(dim=-1)[5] - corrupted[-1].log_softmax(dim=-1)[5])
+        ends = []
+        for step in (1e-5, -1e-5):
+
+            def push(x: Tensor, *, hook: Any, step: float = step) -> Tensor:
+                x = x.clone()
+                x[:, pos] += step * (kept[hook.name] - replaced[hook.name])[:, pos]  # noqa: B023
+                return x
+
+            ends.append(float(passed(model, [edit], other, [(hook, push)])[0][-1].log_softmax(dim=-1)[5]))
+        slope = (ends[0] - ends[1]) / 2e-5 / whole
+        shown = float(found["estimate"].sel(atom="0.mlp")[pos])
+        assert shown == pytest.approx(slope, rel=1e-3, abs=1e-5), (seed, edit, pos)
+
+
+@pytest.mark.parametrize("system", ["ddl", "ddl-linear", "ddl-cc-ec", "ddl-write-only"])
+def test_gates_are_those_of_the_edited_pass(system: str) -> None:
+    seed = random.randrange(1000)
+    model, edits = drawn(system, seed)
+    erases, dice = model.cfg.residual.edit == "delta", random.Random(seed)
+    for edit in edits:
+        cache = passed(model, [edit])[2]
+        sites = [site for site in model.sites if site.kind != "out"]
+        beta, k, v, held = (
+            torch.stack([cache[f"blocks.{s.layer}.ddl_{s.kind}.hook_{name}"][0] for s in sites])
+            if name != "proj" or erases
+            else None
+            for name in ("beta", "dir", "value", "proj")
+        )
+        assert beta is not None and k is not None and v is not None
+        if (found := runs(model, [edit], "gates-tokens")) is not None:
+            size = k.square().sum(dim=-1)  # of k, which an edit may make other than 1
+            assert np.allclose(found["beta"], beta[..., 0], atol=1e-9), (seed, edit)
+            assert np.allclose(found["written"], beta[..., 0].square() * v.square().sum(-1) * size, rtol=1e-7), (
+                seed,
+                edit,
+            )
+            if held is not None:
+                gone = beta[..., 0].square() * held.square().sum(dim=-1) * size
+                assert np.allclose(found["erased"], gone, rtol=1e-7, atol=1e-12), (seed, edit)
+        if (found := runs(model, [edit], "gates-spectrum")) is not None:
+            steps = [
+                torch.eye(k.shape[-1]) - b * torch.outer(x, x) * erases
+                for b, x in zip(beta[:, -1], k[:, -1], strict=True)
+            ]
+            assert np.allclose(found["eigenvalue"], 1 - erases * beta[:, -1, 0] * k[:, -1].square().sum(-1), atol=1e-9)
+            after = dice.randrange(len(steps))
+            product = torch.eye(k.shape[-1]).double()
+            for step in steps[after:]:
+                product = step.double() @ product
+            values = torch.linalg.svdvals(product).numpy()
+            shown = found["transport"].values[after]
+            whole = np.sort(np.concatenate([shown, np.ones(len(values) - len(shown))]))[::-1]
+            assert np.allclose(whole, values, atol=1e-8), (seed, edit, after)
+        site = dice.choice(sites)
+        if (found := runs(model, [edit], "gates-curve", site=site.name, steps=2)) is not None:
+            hook = f"blocks.{site.layer}.ddl_{site.kind}.hook_beta"
+            p = passed(model, [edit])[0][-1].double().log_softmax(dim=-1)
+            grid = str(found["kl"].dims[0])
+            for i, value in enumerate(found[grid].values.tolist()):
+                set_to = [(hook, lambda x, *, hook, value=value: torch.full_like(x, value))]
+                q = passed(model, [edit], hooks=set_to)[0][-1].double().log_softmax(dim=-1)
+                kl = float((p.exp() * (p - q)).sum())
+                assert float(found["kl"][i]) == pytest.approx(kl, abs=1e-8), (seed, edit, site, value)
+
+
 REFUSED = {
     "stream": {"target": "stream", "operation": "scale", "site": "1.attn", "value": 0.5},
     "read": {"target": "read", "operation": "zero", "site": "out"},
