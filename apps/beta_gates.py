@@ -35,6 +35,7 @@ def left(focus: Focus, by: str, width: int) -> None:
     look: dict[str, Any] = {"site": focus.site, "pos": focus.pos, "theme": theme(), "width": width}
     what = "how much each write replaces" if data.attrs["erases"] else "how much each write adds"
     show(focus.side, "gate-map", draw.gate_map(data, by=by, title=f"{focus.head}: {what} (beta)", **look))
+    st.caption(f"Beta: {focus.gate.meaning}")
     title = f"{focus.head}: what {focus.site} does to each token"
     show(focus.side, "gate-strip", draw.strip(data, title=title, **look))
     st.html(_table(focus))

@@ -60,14 +60,12 @@ def gates(frame: Frame) -> None:
             slider(focused, 430)
         with middle:
             _sublayer(frame, focused[0], focused, 430)
-    else:
+    elif len(_alike(focused[0], focused)) > 1:
         beside(focused, lambda each: _map(frame, each, focused, 560))
-        alike = _alike(focused[0], focused)
-        if len(alike) < len(focused):
-            _, b = focused
-            tell([f"The slider sets the {focused[0].gate.label} of A; B has another kind of gate, {b.gate.label}."])
-        slider(alike, 560)
+        slider(focused, 560)
         beside(focused, lambda each: _sublayer(frame, each, focused, 560))
+    else:
+        beside(focused, lambda each: _apart(frame, each, focused))
     _export(frame, focused)
 
 
@@ -176,6 +174,18 @@ def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> N
         part.histogram(focus, over[alike.index(focus)], list(zip(alike, over, strict=True)), width)
 
 
+def _apart(frame: Frame, focus: Focus, focused: list[Focus]) -> None:
+    """A side whose gates are of another kind than the other's: a column of its own, and the slider is A's."""
+    _map(frame, focus, focused, 560)
+    if focus is focused[0]:
+        slider([focus], 560)
+    else:
+        first, own = focused[0], focus.gate.label
+        which = f"{first.gate.label} of {first.side.letter}"
+        tell([f"The slider sets the {which}; to set the {own}, choose this model as A."])
+    _sublayer(frame, focus, focused, 560)
+
+
 # --- systems without gates, and what can be taken home ---------------------------------------------------------------
 
 
@@ -205,8 +215,8 @@ def _said(side: Side) -> str:
     head = f"{side.letter}, {side.name}: {side.loaded.model.cfg.residual.describe()}."
     if _weighs(side):
         return (
-            f"{head} It has no gates on its writes: all are kept as they are, and each read chooses among them by "
-            "weights of its own, which Depth routing shows."
+            f"{head} It has no gates on its writes: each read chooses among earlier ones by weights of its own, which "
+            "Depth routing shows."
         )
     return (
         f"{head} It has no gates: every write is added to the stream as it is, and every read is the whole sum; what "

@@ -72,7 +72,7 @@ def write_gate(model: Transformer) -> WriteGate | None:
     return WriteGate(
         name=residual.gate_name or "",
         label=residual.gate_label,
-        meaning=residual.gate_meaning or "",
+        meaning=(residual.gate_meaning or "").removeprefix(f"{_upper(residual.gate_label)}: "),
         limits=residual.gate_range,
     )
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from t2lens.analysis import gate_curve, gate_spectrum, gate_tokens
+from t2lens.analysis import gate_curve, gate_spectrum, gate_tokens, write_gates
 from t2lens.viz import gates
+from t2lens.viz import write_gates as others
 from t2lens.viz.colors import ink_on, regimes
 from tests.systems import tiny
 
@@ -51,6 +52,36 @@ def test_every_picture_is_well_formed_with_any_tokens(theme: Any) -> None:
     for svg in drawn:
         assert ET.fromstring(svg).tag.endswith("svg")
         assert "<b>" not in svg and "<i>" not in svg and "nan" not in svg.lower().replace("nance", "")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("system", ["mhc", "hyper-connections", "highway"])
+def test_pictures_of_other_gates_are_well_formed_and_hold_every_number(system: str, theme: Any) -> None:
+    model = tiny(system, 4)
+    data = write_gates(model, list(range(len(HOSTILE)))).dataset
+    data = data.assign_coords(token=("pos", np.array(HOSTILE, dtype=object)))
+    stream = "stream1" if "stream" in data.dims else ""
+    shown: dict[str, Any] = {"site": "1.attn", "theme": theme, "stream": stream}
+    limits = (float(min(data["gate"].min(), 0)), float(data["gate"].max()) + 0.1)
+    top = others.most_in_a_bin(data, None, "1.attn", limits, stream)
+    drawn = {
+        "map": others.gate_map(data, pos=2, limits=limits, title="<i>", **shown),
+        "strip": others.strip(data, pos=2, limits=limits, **shown),
+        "histogram": others.histogram(data, None, limits=limits, most=top, **shown),
+    }
+    if stream:
+        drawn["streams"] = others.streams(data, site="1.attn", pos=2, theme=theme)
+        for name in ("read", "gate"):
+            for value in data[name].isel(pos=2).values.ravel():
+                assert f"weight {value:.6g}" in drawn["streams"]
+        for value in data["mix"].isel(pos=2).sel(site="1.attn").values.ravel():
+            assert f"takes {value:.6g} of" in drawn["streams"]
+    for svg in drawn.values():
+        assert ET.fromstring(svg).tag.endswith("svg")
+        assert "<b>" not in svg and "<i>" not in svg and "nan" not in svg.lower().replace("nance", "")
+    for value in others.values_of(data, stream).ravel():
+        assert f" {value:.6g}" in drawn["map"]
+    assert sum(int(n) for n in re.findall(r"(\d+) of 7 tokens of the prompt", drawn["histogram"])) == 7
 
 
 @pytest.mark.parametrize("theme", THEMES)
