@@ -12,7 +12,8 @@ from typing import Any
 import streamlit as st
 
 from t2lens.apps.state import PROMPT_LIMIT
-from t2lens.edits import Edit, edits_from_json
+from t2lens.edits import Edit
+from t2lens.edits.files import read_json
 from t2lens.text import is_text
 
 __all__ = [
@@ -43,10 +44,7 @@ def entries(text: str) -> Entries:
     >>> entries('{"target": "atom"}')
     [{'target': 'atom'}]
     """
-    try:
-        listed = json.loads(text or "[]")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"The edits are not JSON ({error}).") from None
+    listed = read_json(text or "[]")
     if isinstance(listed, dict):
         listed = listed["edits"] if "format" in listed and "edits" in listed else [listed]
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
@@ -92,7 +90,7 @@ def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def edit_of(entry: Mapping[str, Any]) -> Edit:
     """ValueError or TypeError, one sentence, where it is no edit."""
-    return edits_from_json(json.dumps(_plain(entry)))[0]
+    return Edit.from_dict(_plain(entry))
 
 
 def sentence(entry: Mapping[str, Any]) -> str:

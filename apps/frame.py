@@ -27,6 +27,7 @@ from t2lens.apps.state import (
     Cell,
     Parameter,
     Selection,
+    fit_link,
     format_url,
     limit_prompt,
     parse_url,
@@ -162,6 +163,7 @@ def run(page: Page) -> None:
     tools = header()
     with tools:
         gallery()
+    above = st.container(key="above")
     if not names:
         tell(["No trained model is bundled with this installation: train one with t2lens train."])
         return
@@ -180,7 +182,8 @@ def run(page: Page) -> None:
             tell(["The prompt is empty: type a few words and press Run."])
         else:
             _draw(page, Frame(selection=selection, sides=(), first=first, tools=tools))
-    _write_url(page)
+    with above:
+        tell(_write_url(page))
     go_on(state)
 
 
@@ -233,8 +236,10 @@ def _selection() -> Selection:
     return Selection(**{**chosen, "align": chosen["align"] or ALIGN[0]})
 
 
-def _write_url(page: Page) -> None:
+def _write_url(page: Page) -> list[str]:
+    """Returns a sentence where a link cannot hold all that is chosen."""
     values = {each.key: st.session_state[each.key] for each in page.parameters}
-    wanted = format_url(_selection(), values, page.parameters)
+    wanted, told = fit_link(format_url(_selection(), values, page.parameters))
     if {key: st.query_params[key] for key in st.query_params} != wanted:
         st.query_params.from_dict(wanted)
+    return told

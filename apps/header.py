@@ -56,6 +56,9 @@ WORDS_USED = {
 }
 """The words of the pages, for the menu of the header."""
 
+SHORT = 8
+"""Edits that the short list shows."""
+
 WORDS = {NO_MODEL: "no model B", CLEAN: "A without its edits"}
 
 
@@ -159,12 +162,14 @@ def _short_list() -> None:
         listed = []
     if not listed:
         st.caption("No edits of A yet.")
-    for i, each in enumerate(listed):
+    for i, each in enumerate(listed[:SHORT]):
         box, words = st.columns([1, 12], vertical_alignment="center")
         key = f"short-acts-{i}"
         st.session_state[key] = not muted(each)
         box.checkbox("acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key))
         words.text(sentence(each))
+    if len(listed) > SHORT:
+        st.caption(f"And {len(listed) - SHORT} more, which hold too: they stand on the page of edits.")
     page = next((page for page in st.session_state["pages"] if page.url_path == "edits"), None)
     if page is not None:
         st.page_link(page, label="Build and reorder")

@@ -13,7 +13,7 @@ from t2lens.readout import NEXT
 if TYPE_CHECKING:
     from t2lens.apps.frame import Side
 
-__all__ = ["analysis_code", "generation_code", "maps_code", "trace_code"]
+__all__ = ["analysis_code", "change_code", "generation_code", "maps_code", "trace_code"]
 
 
 def analysis_code(
@@ -34,6 +34,13 @@ def trace_code(side: Side, last: Sequence[str] = ("trace",)) -> str:
     """The trace of a side: `trace`. ValueError, TypeError as `read_edits`."""
     edits = ", edits=edits" if side.edits else ""
     return _script([*_model(side), *_edits(side), f"trace = t2lens.trace(model, {side.prompt!r}{edits})", *last])
+
+
+def change_code(side: Side, pos: int) -> str:
+    """What the edits of a side change after a position: `finding`. ValueError, TypeError as `read_edits`."""
+    run = f"finding = edit_change(model, {side.prompt!r}, edits, pos={pos})"
+    lines = [*_model(side), *_edits(side), run, "print(finding)"]
+    return _script(lines, ["from t2lens.analysis import edit_change"])
 
 
 def maps_code(

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
+from urllib.parse import quote_plus, urlencode
 
 __all__ = [
     "ALIGN",
     "CLEAN",
+    "LINK_LIMIT",
     "NO_MODEL",
     "OVER",
     "PROMPT_LIMIT",
@@ -24,6 +26,7 @@ __all__ = [
     "Parameter",
     "Selection",
     "fit_cell",
+    "fit_link",
     "flag",
     "format_url",
     "limit_prompt",
@@ -39,6 +42,9 @@ __all__ = [
 
 PROMPT_LIMIT = 12_000
 """Characters of a prompt: more than 2,048 tokens, and a URL stays a URL."""
+
+LINK_LIMIT = 60_000
+"""Characters of a link, in which a letter that is not ASCII takes up to twelve: the server refuses long requests."""
 
 NO_MODEL = "none"
 """Stands for "no model B": show A alone."""
@@ -216,6 +222,25 @@ def format_url(selection: Selection, values: Mapping[str, Any], parameters: Sequ
     if selection.cell is not None:
         params["node"] = format_cell(selection.cell)
     return params
+
+
+def fit_link(params: dict[str, str], limit: int = LINK_LIMIT) -> tuple[dict[str, str], list[str]]:
+    """The parameters as far as a link can hold them, and a sentence where it cannot: the longest are left out, so that
+    what is opened is another view, never a refused request.
+
+    >>> fit_link({"a": "x", "prompt": "y" * 90}, limit=60)[0]
+    {'a': 'x'}
+    """
+    if (n := len(urlencode(params))) <= limit:
+        return params, []
+    kept, left = dict(params), []
+    while kept and len(urlencode(kept)) > limit:
+        left.append(max(kept, key=lambda name: len(quote_plus(kept[name]))))
+        del kept[left[-1]]
+    return kept, [
+        f"A link to this view would have {n:,} characters, and one of {limit:,} is the longest that opens: the address "
+        f"leaves out {' and '.join(left)}. Export the view, or shorten the text, to take it along."
+    ]
 
 
 def format_cell(cell: Cell) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import streamlit as st
@@ -9,13 +10,13 @@ import streamlit as st
 from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
 from t2lens.apps.components.picture import picture
-from t2lens.apps.edit_form import build, from_node
+from t2lens.apps.edit_form import DRAFT, build, draft_told, from_node, refill
 from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entries, muted, put, sentence, undo, written
-from t2lens.apps.export import theme
+from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.nodes import fit, move, nearest, places
-from t2lens.apps.snippets import trace_code
-from t2lens.apps.state import PROMPT_LIMIT, Cell
+from t2lens.apps.snippets import change_code, trace_code
+from t2lens.apps.state import PROMPT_LIMIT, Cell, whole
 from t2lens.apps.words import plain, tell, why
 from t2lens.edits import edits_to_json, read_edits
 from t2lens.edits.presets import presets
@@ -25,6 +26,13 @@ from t2lens.viz.labels import glyphs
 
 __all__ = ["PAGE"]
 
+ROWS = 12
+"""Edits that the list shows at a time."""
+
+LAST = 1000
+TURN = whole("edits_page", 1, 1, LAST)
+"""Which of its pages."""
+
 
 def editing(frame: Frame) -> None:
     side = frame.sides[0]
@@ -32,13 +40,17 @@ def editing(frame: Frame) -> None:
         pos = places(frame)[0]
         move(panel=0, pos=nearest(frame, side) if pos is None else pos)
         fit(frame)
+    if frame.first:
+        refill(st.session_state[DRAFT.key])
     left, right = st.columns([1.08, 1], gap="large")
     with left:
         _builder(side.loaded.model, side.tokens)
         _listed(side.loaded.model)
     with right:
-        _effect(side)
-    _export(side)
+        pictures, finding = _effect(side)
+    _as_json()
+    with frame.tools:
+        _export(side, pictures, finding)
 
 
 # --- building --------------------------------------------------------------------------------------------------------
@@ -55,8 +67,10 @@ def _builder(model: Transformer, tokens: list[str]) -> None:
         )
         try:
             edit = build(model, tokens, cell)
+            tell(draft_told())
             told = edit.check(model)
         except (ValueError, TypeError, KeyError) as error:
+            tell(draft_told())
             with st.container(key="edit-sentence"):
                 st.text(f"Not yet: {why(error)}")
             st.button("Add", key="add-edit", disabled=True, type="primary")
@@ -71,6 +85,8 @@ def _builder(model: Transformer, tokens: list[str]) -> None:
 def _act(what: str, i: int = 0, value: Any = None) -> None:
     try:
         put(written(changed(_here(), what, i, value)))
+        if what == "add":
+            st.session_state[TURN.key] = LAST  # where it stands
     except ValueError as error:
         st.session_state["edits_refused"] = str(error)
 
@@ -104,7 +120,8 @@ def _listed(model: Transformer) -> None:
             width="stretch",
         )
         back.button("Undo", key="undo", on_click=undo, disabled=not can_undo(), width="stretch")
-        for i, each in enumerate(listed):
+        start = _page(len(listed))
+        for i, each in enumerate(listed[start : start + ROWS], start):
             _one(model, i, each, len(listed))
     cell: Cell = st.session_state["cell"]
     found = presets(model, cell.site)
@@ -119,6 +136,19 @@ def _listed(model: Transformer) -> None:
                 args=("add", 0, edit.to_dict()),
                 help=help_,
             )
+
+
+def _page(n: int) -> int:
+    """The first row to be shown; where there are more than a page of them, the control that turns pages."""
+    state, pages = st.session_state, max(1, -(-n // ROWS))
+    state[TURN.key] = min(state[TURN.key], pages)
+    if pages == 1:
+        return 0
+    words, turn = st.columns([2.6, 1], vertical_alignment="center")
+    start = ROWS * (state[TURN.key] - 1)
+    words.text(f"Shown are the edits {start + 1} to {min(start + ROWS, n)} of {n}; all of them hold.")
+    turn.number_input("Page of the list", 1, pages, key=TURN.key, label_visibility="collapsed")
+    return start
 
 
 def _one(model: Transformer, i: int, entry: dict[str, Any], n: int) -> None:
@@ -160,23 +190,32 @@ def _toggled(i: int, key: str) -> None:
 # --- what they change ------------------------------------------------------------------------------------------------
 
 
-def _effect(side: Side) -> None:
+def _effect(side: Side) -> tuple[list[Download], Finding | None]:
+    """Pictures and sentences; returns what of them can be taken home."""
     cell: Cell = st.session_state["cell"]
     with st.container(key="edit-effect"):
         st.markdown("**What they change**: A edited, against A as it is")
         if not side.edits:
             st.caption("No edit acts: add one, or try one of those below the list.")
-            return
+            return [], None
         try:
             with st.spinner("Running both ...", show_time=True):
                 finding = loaders.edit_change(side.loaded, side.prompt, side.edits, cell.pos)
         except (ValueError, TypeError, KeyError) as error:
             tell([str(side.refusal(why(error)))])
-            return
-        picture(next_tokens(finding, theme=theme()), key="edit-next")
-        picture(kl_strip(finding, theme=theme()), key="edit-kl", panel=0)
+            return [], None
+        look = theme()
+        files: list[Download] = []
+        for key, words, draw, panel in (
+            ("edit-next", "next tokens", next_tokens, None),
+            ("edit-kl", "KL by position", kl_strip, 0),
+        ):
+            svg = functools.partial(draw, finding, theme=look)
+            picture(svg(), key=key, panel=panel)
+            files += figures(words, stem(key, side.loaded.name), svg)
         for note in (*finding.notes[: 2 if len(finding.notes) > 1 else 1], *_told(finding, side)):
             st.text(note)
+    return files, finding
 
 
 def _told(finding: Finding, side: Side) -> list[str]:
@@ -188,10 +227,24 @@ def _told(finding: Finding, side: Side) -> list[str]:
 # --- to take along ---------------------------------------------------------------------------------------------------
 
 
-def _export(side: Side) -> None:
+def _export(side: Side, pictures: list[Download], finding: Finding | None) -> None:
+    own = stem("edits", side.loaded.name)
+    files = list(pictures)
+    if finding is not None:
+        files.append(Download("Numbers (CSV)", f"{own}-change.csv", finding.to_csv))
+        files.append(Download("Numbers (JSON)", f"{own}-change.json", finding.to_json))
+    try:
+        text = edits_to_json(side.edits or ())
+        files.append(Download("Edits that act (JSON)", f"{own}.json", text.encode))
+        code = change_code(side, st.session_state["cell"].pos) if finding is not None else trace_code(side)
+    except (ValueError, TypeError) as error:
+        code = "\n".join(f"# {line}" for line in str(error).splitlines())
+    export_menu(files, code=code, key="edits-export")
+
+
+def _as_json() -> None:
     state = st.session_state
-    as_json, as_python = st.columns([1.08, 1], gap="large")
-    with as_json, st.expander("As JSON: edit, import, take along", expanded=False):
+    with st.expander("As JSON: edit, import, take along", expanded=False):
         with st.form("json-form", border=False):
             state["edits_json"] = state["edits"]
             st.text_area("Edits of A as JSON", key="edits_json", height=170, max_chars=PROMPT_LIMIT)
@@ -203,16 +256,6 @@ def _export(side: Side) -> None:
             on_change=_imported,
             max_upload_size=1,
         )
-        try:
-            text = edits_to_json(side.edits or ())
-            st.download_button("Download those that act", text, "edits.json", "application/json", key="edits-json")
-        except (ValueError, TypeError):
-            pass
-    with as_python, st.expander("As Python: the same trace", expanded=False):
-        try:
-            st.code(trace_code(side), language="python", wrap_lines=True)
-        except (ValueError, TypeError) as error:
-            st.text(str(error))
 
 
 def _apply() -> None:
@@ -225,11 +268,11 @@ def _imported() -> None:
         return
     if file.size > PROMPT_LIMIT:
         st.session_state["edits_refused"] = (
-            f"The file has {file.size} bytes; a list of edits has at most {PROMPT_LIMIT}."
+            f"The file has {file.size:,} bytes; a list of edits has at most {PROMPT_LIMIT:,}."
         )
         return
     try:
-        text = file.getvalue().decode()
+        text = file.getvalue().decode("utf-8-sig")  # a mark at the beginning is no part of the text
     except UnicodeDecodeError:
         st.session_state["edits_refused"] = "The file is no text, so it holds no edits."
         return
@@ -250,4 +293,4 @@ def _take(text: str) -> None:
         st.session_state["edits_refused"] = str(error)
 
 
-PAGE = Page(path="edits", title="Edits", draw=editing)
+PAGE = Page(path="edits", title="Edits", draw=editing, parameters=(DRAFT, TURN))

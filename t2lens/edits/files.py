@@ -19,6 +19,36 @@ def edits_to_json(edits: Any) -> str:
     return json.dumps({"format": _FORMAT, "edits": listed})
 
 
+def read_json(text: str) -> Any:
+    """JSON without what it may say but nobody can mean: a key twice in one object, and numbers that are none.
+
+    ValueError in one sentence.
+
+    Example:
+        >>> read_json('[1, {"a": 2}]')
+        [1, {'a': 2}]
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError(
+            "The edits are not JSON that can be read: brackets stand within brackets too deeply."
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"The edits are not JSON ({error}).") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
+        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
 def edits_from_json(text: str) -> tuple[Edit, ...]:
     """The edits in a JSON text: what `edits_to_json` wrote, or one edit as an object, or a list of them.
 
@@ -31,10 +61,7 @@ def edits_from_json(text: str) -> tuple[Edit, ...]:
         >>> edits_from_json(edits_to_json(edits_from_json(text))) == edits_from_json(text)
         True
     """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"The edits are not JSON ({error}).") from None
+    data = read_json(text)
     if isinstance(data, Mapping) and "format" in data:
         if data["format"] != _FORMAT:
             raise ValueError(f"These edits have the format {data['format']!r}; this version reads {_FORMAT!r}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from streamlit.testing.v1 import AppTest
 
 import t2lens
 from t2lens.apps import loaders
+from t2lens.apps.edit_form import DRAFT
 from t2lens.apps.edits import active, changed, edit_of, entries, written
 from t2lens.apps.frame import Side
-from t2lens.apps.snippets import trace_code
+from t2lens.apps.header import SHORT
+from t2lens.apps.snippets import change_code, trace_code
 from t2lens.apps.state import PROMPT_LIMIT
+from t2lens.apps.views import edits as page
+from t2lens.apps.views.edits import ROWS
 from t2lens.apps.words import plain
 from t2lens.edits import edits_to_json
 from tests.apps.pages import open_page as open_on
@@ -107,6 +112,8 @@ def test_an_edit_is_built_by_choosing_and_undone() -> None:
     assert "needs exactly one source" in texts(app) and app.button(key="add-edit").disabled
     app.multiselect(key="build_sources").set_value(["2.mlp"]).run()
     assert "Sets the depth weight of 2.mlp in the read at 5.attn to 1 and the others to 0 at position 3." in texts(app)
+    draft = {"target": "depth_weight", "operation": "one", "sources": ["2.mlp"], "positions": [3]}
+    assert json.loads(url(app)["edits_draft"]) == draft  # the site is that of the node
     app.button(key="add-edit").click().run()
     assert not app.exception
     (made,) = listed(app)
@@ -202,3 +209,98 @@ def test_two_sessions_with_other_edits_show_their_own_numbers_and_leave_no_hook(
     for loaded in (loaders.load("attnres-full"),):
         assert not any(point.active for point in loaded.model.hook_dict.values())
         assert not any(point.active for twin in loaded._idle for point in twin.hook_dict.values())
+
+
+DRAFT_TEXT = json.dumps(
+    {"target": "gate", "gate": "beta", "operation": "scale", "value": "0.25, \u05d0", "positions": [4, 1]}
+)
+
+
+def test_a_link_opens_with_the_form_half_filled() -> None:
+    app = open_page(a="ddl-cc-ec", edits_draft=DRAFT_TEXT)
+    assert not app.exception
+    assert app.selectbox(key="build_target").value == "gate" and app.selectbox(key="build_operation").value == "scale"
+    assert app.text_input(key="build_value_scale").value == "0.25, \u05d0"
+    assert app.multiselect(key="build_positions").value == [4, 1]
+    assert "is no number" in texts(app) and "draft" not in texts(app)
+    assert json.loads(url(app)["edits_draft"]).items() <= json.loads(DRAFT_TEXT).items()
+    app.text_input(key="build_value_scale").set_value("0.25").run()
+    assert "by 0.25" in texts(app) or "0.25" in texts(app)
+    app.button(key="add-edit").click().run()
+    assert listed(app)[0]["value"] == 0.25 and sorted(listed(app)[0]["positions"]) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("[" * 2000, "no JSON that can be read"),
+        ("x" * 4000, "which has 4000 characters"),
+        ('{"target": 7}', "in which target is not a text"),
+        ('{"positions": [true]}', "in which positions is not a list of whole numbers"),
+        ('{"positions": [NaN]}', "no JSON that can be read"),
+        ('{"target": "atom", "target": "gate"}', "no JSON that can be read"),
+        ('{"__class__": "x"}', "no object with fields of the form"),
+        ('{"prompt": "\\ud800"}', "in which prompt is not a text"),
+    ],
+)
+def test_a_draft_that_is_none_is_refused_in_a_sentence(draft: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        DRAFT.read(draft)
+
+
+def test_what_the_model_does_not_offer_of_a_draft_falls_back_and_is_said() -> None:
+    draft = {"target": "depth_weight", "site": "99.mlp", "sources": ["nobody"], "positions": [10**9]}
+    app = open_page(edits_draft=json.dumps(draft))
+    assert not app.exception
+    told = texts(app)
+    assert "asks for site = '99.mlp', sources = ['nobody'], positions = [1000000000], which the form does not" in told
+    assert app.selectbox(key="build_site").value == "5.attn" and app.multiselect(key="build_positions").value == []
+    assert json.loads(url(app)["edits_draft"]) == {"target": "depth_weight"}
+
+
+def test_a_list_of_hundreds_is_shown_by_pages_and_holds_in_full() -> None:
+    many = [{**ZERO, "site": f"{i % 8}.mlp"} for i in range(180)]
+    app = open_page(edits=json.dumps(many))
+    assert not app.exception and f"Shown are the edits 1 to {ROWS} of 180" in texts(app)
+    assert sum(str(each.key).startswith("remove-") for each in app.button) == ROWS
+    assert sum(str(each.key).startswith("short-acts-") for each in app.checkbox) == SHORT
+    app.number_input(key="edits_page").set_value(15).run()
+    assert "Shown are the edits 169 to 180 of 180" in texts(app) and url(app)["edits_page"] == "15"
+    app.button(key="remove-170").click().run()
+    assert len(listed(app)) == 179 and not app.exception
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps([ZERO] * 500), "a link holds 12000"),
+        ("[" * 100_000, "too deeply"),
+        ('[{"target": "atom", "target": "gate"}]', "the key 'target' stands twice"),
+        ('[{"target": "atom", "operation": "set", "site": "1.mlp", "value": NaN}]', "NaN is no number"),
+        ('[{"target": "atom", "operation": "set", "site": "1.mlp", "value": -Infinity}]', "Infinity is no number"),
+        ('[{"target": "atom", "operation": "set", "site": "1.mlp", "value": 1e999}]', "must be finite"),
+        ('[{"target": ["atom"], "operation": {"a": 1}}]', "Edit 1"),
+        ('[{"target": "\u05d0\U0001f451", "operation": "zero", "site": "1.mlp"}]', "Edit 1"),
+        ("7", "a list of objects"),
+        ("1" * 10_000, "not JSON"),
+    ],
+)
+def test_hostile_json_is_a_sentence_and_changes_nothing(monkeypatch: Any, text: str, words: str) -> None:
+    state = {"edits": "here"}
+    monkeypatch.setattr(page.st, "session_state", state)
+    page._take(text)
+    assert words in state["edits_refused"] and state["edits_refused"].endswith(".") and state["edits"] == "here"
+    assert len(state["edits_refused"]) < 400
+
+
+def test_the_change_is_exported_with_the_python_that_makes_it() -> None:
+    made: dict[str, Any] = {}
+    side = Side(letter="A", loaded=loaders.load("attnres-full"), prompt=PROMPT, edits=json.dumps([ZERO]))
+    exec(change_code(side, 2), made)
+    shown = loaders.edit_change(side.loaded, PROMPT, side.edits, 2)
+    assert np.array_equal(made["finding"]["kl"], shown["kl"])
+    app = open_page(edits=json.dumps([ZERO]), node="A:2:out")
+    buttons: list[Any] = list(app.get("download_button"))
+    labels = [each.label for each in buttons]
+    assert {"SVG: next tokens", "SVG: KL by position", "Numbers (CSV)", "Edits that act (JSON)"} <= set(labels)
+    assert any("edit_change(model" in each.value for each in app.code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from t2lens.apps.state import (
     Cell,
     Selection,
     fit_cell,
+    fit_link,
     flag,
     format_url,
     limit_prompt,
@@ -174,3 +176,13 @@ def test_edits_of_a_link_are_text() -> None:
         with pytest.raises(ValueError, match="half a character"):
             entries(given)
     assert entries('[{"target": "\\ud83d\\ude00"}]') == [{"target": "\U0001f600"}]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_link_too_long_to_open_leaves_out_the_longest_and_says_so(seed: int) -> None:
+    dice = random.Random(seed)
+    params = {"a": "x", "prompt": "\U0001f451" * dice.randrange(5_200, 12_000), "edits": "e" * dice.randrange(9_000)}
+    kept, told = fit_link(params)
+    assert kept == {"a": "x", "edits": params["edits"]} and len(told) == 1 and "leaves out prompt" in told[0]
+    short = {**params, "prompt": "word " * 1000}
+    assert fit_link(short) == (short, [])
