@@ -200,7 +200,7 @@ def _without(frame: Frame) -> None:
     def switch(name: str) -> None:
         st.session_state["model_a"] = name
 
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, vertical_alignment="center"):
         for i, name in enumerate(_SHOWN):
             kind: Any = "secondary" if i else "primary"
             st.button(f"Show {name} as A", key=f"gates_switch_{name}", on_click=switch, args=(name,), type=kind)
