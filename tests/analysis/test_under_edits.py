@@ -40,11 +40,12 @@ def hook_edits(model: Any, dice: random.Random, n: int) -> list[Edit]:
 
 
 def drawn(system: str, seed: int) -> tuple[Any, list[Edit]]:
-    """A model, and edits of every target it has: on some positions, on all, and of any hook points."""
+    """A model, and an edit of every target it has, on some positions or on all, and of any hook points."""
     model, dice = tiny(system, seed), random.Random(seed)
     own = edits_of(model, dice, positions=[1, -1])
     whole = {target: edit for target, edit in edits_of(model, dice).items() if edit.operation != "patch"}
-    return model, [*own.values(), *whole.values(), *hook_edits(model, dice, 3)]
+    drawn = [dice.choice([edit, whole.get(target, edit)]) for target, edit in own.items()]
+    return model, [*drawn, *hook_edits(model, dice, 3)]
 
 
 def passed(model: Any, edits: Any, ids: Any = IDS, hooks: Any = ()) -> tuple[Tensor, ForwardRecord, dict[str, Tensor]]:
