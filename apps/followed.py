@@ -105,7 +105,7 @@ def _view(side: Side, trace: Trace, pos: int, likeliest: str | None) -> View:
     if follow == "next":
         token, target = int(trace.dataset["followed_id"][pos]), None
         if token < 0:
-            raise ValueError("no token is the likeliest at the last position: the logits are not finite.")
+            raise ValueError(f"{side.letter} has no likeliest token here: its logits are not finite.")
     else:
         token = target = _read_token(model, state["lens_token"] if follow == "token" else likeliest)
         if token is None:

@@ -146,7 +146,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
     section(
         "Logit lens",
         "Each row is a read: what one sublayer reads, the first at the bottom, the model's own readout (out) on top. A "
-        "cell holds the token that the model would say next if that read went straight to its output; bold: it is the "
+        "cell holds the token that the model would predict if that read went straight to its output; bold: it is the "
         "followed one.",
     )
     views, found = _findings(views, lambda view: drawn.ask(view.side, "lens", view.lens))
@@ -164,7 +164,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
         "lens-grid",
         lambda view: lens_grid(
             by_letter[view.side.letter],
-            title=f"{view.side.head}: what the model would say next from what each sublayer reads",
+            title=f"{view.side.head}: what the model would predict from what each sublayer reads",
             quantity=color,
             pos=view.pos,
             positions=columns[view.side.letter],
@@ -184,7 +184,7 @@ def _lens(views: list[View], drawn: _Drawn) -> None:
         _mount(drawn, _line(views), "lens-line", views[0].side.panel)
         for view, finding in zip(views, found, strict=True):
             if "stream_kl" in finding.dataset and color != "top":
-                title = f"{view.side.head}: what each stream alone would say, at position {view.pos}"
+                title = f"{view.side.head}: what each stream alone would predict, at position {view.pos}"
                 _mount(
                     drawn,
                     stream_grid(
