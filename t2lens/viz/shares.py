@@ -114,7 +114,7 @@ EFFECTS = {
 def effects_in(finding: Any, effect: str) -> np.ndarray:
     """[write]: an effect of `EFFECTS` of one sequence, as it is shown."""
     values = finding.dataset[effect].values.astype(float)
-    return -values if EFFECTS[effect].lost else values
+    return 0.0 - values if EFFECTS[effect].lost else values  # no minus before zero
 
 
 def range_of_bars(tables: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def share_and_effect(
     order, rows = _order(shares if np.isfinite(shares).any() else effects, by_size=by_size), []
     for name in data["write"].values[order]:
         at = data.sel(write=name)
-        change = -float(at[effect]) if how.lost else float(at[effect])
+        change = 0.0 - float(at[effect]) if how.lost else float(at[effect])
         tip = f"{name}: adds {fmt(float(at['share']))} logits itself\n{how.label}: {fmt(change)} ({how.unit})"
         rows.append(_Row(str(name), tip, {"site": str(name), "way": "", "pos": int(data["column"])}))
     middle = 84 + (width - 84) // 2
