@@ -13,10 +13,10 @@ from t2lens.apps.frame import Frame, Side
 from t2lens.apps.snippets import generation_code
 from t2lens.apps.state import Parameter, one_of, whole
 from t2lens.apps.words import tell
-from t2lens.apps.writing import Writing, chosen, stop, take_back
+from t2lens.apps.writing import Writing, chosen, stop, take_back, told_now
 from t2lens.viz.labels import fmt, glyphs
 
-__all__ = ["GENERATION", "continue_prompt", "options_of"]
+__all__ = ["GENERATION", "continue_prompt", "is_writing", "options_of"]
 
 MOST = 64
 """Tokens that are written at a time."""
@@ -75,15 +75,21 @@ def continue_prompt(frame: Frame) -> None:
     state = st.session_state
     writing: Writing | None = state.get("writing")
     with frame.tools:
-        if writing is not None and writing.going:
+        if is_writing(state):
             st.button("Stop", key="stop-writing", on_click=stop, args=(state,), type="primary")
         else:
             with st.popover("Continue"):
                 _control(frame)
-    if writing is not None:
+    if writing is not None and told_now(state, writing):
         tell([_told(writing), *(writing.notices if not writing.going else [])])
     if notice := state.pop("cannot_write", ""):
         tell([notice])
+
+
+def is_writing(state: Any) -> bool:
+    """Whether the next token is on its way."""
+    writing: Writing | None = state.get("writing")
+    return writing is not None and writing.going
 
 
 def _control(frame: Frame) -> None:
@@ -104,7 +110,8 @@ def _control(frame: Frame) -> None:
     )
     st.caption(
         f"Up to {MOST} tokens, until the context of {side.loaded.model.cfg.n_ctx} is full. Each token goes into the "
-        "prompt, and the page is drawn anew: a full pass over the text so far, exact under every edit."
+        "prompt, and the page is drawn anew: a full pass over the text so far, exact under every edit. A line says how "
+        "far it is; when it is done, it stays as long as the last new token is the chosen one."
     )
     code = generation_code(side, options_of(state, side)) if written is None else written.code
     st.caption("In Python:" if written is None else "What was written, in Python:")
@@ -165,9 +172,10 @@ def _told(writing: Writing) -> str:
         for token, p in zip(data["top_token"].values[i], data["top_probability"].values[i], strict=True)
         if math.isfinite(p)
     )
-    state = "writes" if writing.going else "wrote"
+    n, of = i + 1, data.sizes["new"]
+    how_far = f"writes {n} of {of}" if writing.going else f"wrote {n} of {of}{' (stopped)' if n < of else ''}; the last"
     return (
-        f"{writing.said} {state} {i + 1} of {data.sizes['new']}: {glyphs(str(data['token'].values[i]))}  "
+        f"{writing.said} {how_far}: {glyphs(str(data['token'].values[i]))}  "
         f"p {fmt(float(data['probability'][i]), 3)}, rank {int(data['rank'][i])}, entropy "
         f"{float(data['entropy'][i]):.2f} nats; likeliest: {others}"
     )

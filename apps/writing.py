@@ -15,7 +15,7 @@ import streamlit as st
 from t2lens.analysis.finding import Finding
 from t2lens.apps.state import Cell
 
-__all__ = ["Writing", "chosen", "go_on", "grow", "stop", "take_back"]
+__all__ = ["Writing", "chosen", "go_on", "grow", "stop", "take_back", "told_now"]
 
 PAUSE = 0.12
 """Seconds that a drawn page is left alone: it crosses to the browser meanwhile, and the reader sees it."""
@@ -58,6 +58,13 @@ class Writing:
     def n_tokens(self) -> int:
         """How many new tokens the prompt has by now."""
         return self.counts[self.done - 1] if self.done else 0
+
+
+def told_now(state: Any, writing: Writing) -> bool:
+    """Whether its line stands on the page: while it is written, and then as long as the last new token is chosen."""
+    at = state.get("cell")
+    last = writing.pos[writing.done - 1] if writing.done else None
+    return writing.going or (at is not None and (at.panel, at.pos) == (writing.panel, last))
 
 
 def chosen(state: Any) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ def same_word(model: Transformer, text: str) -> int | None:
 
 def word(model: Transformer, token: int) -> str:
     """A token as text; its id where the model has no tokenizer."""
-    return str(token) if model.tokenizer is None else model.to_str_tokens([token])[0]
+    return str(token) if model.tokenizer is None else model.tokenizer.str_token(token)
 
 
 def likeliest(logits: Tensor) -> Tensor:

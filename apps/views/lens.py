@@ -13,7 +13,7 @@ from t2lens.apps.components.picture import picture
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.followed import FOLLOW, View, told, views_of
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.generation import GENERATION, continue_prompt, options_of
+from t2lens.apps.generation import GENERATION, continue_prompt, is_writing, options_of
 from t2lens.apps.nodes import move, places
 from t2lens.apps.snippets import analysis_code, generation_code
 from t2lens.apps.state import flag, one_of, text
@@ -77,8 +77,11 @@ def lens(frame: Frame) -> None:
     if views:
         _lens(views, drawn)
         _attribution(views, drawn)
-        _effects(views, drawn)
-        _paths(views, drawn)
+        if is_writing(frame.state):  # they cost more passes than all the rest, and nobody reads them in half a second
+            st.caption("Effects of writes and top paths are drawn when the writing is done.")
+        else:
+            _effects(views, drawn)
+            _paths(views, drawn)
     _generation(frame, drawn)
     continue_prompt(frame)
     with frame.tools:
@@ -331,8 +334,8 @@ def _generation(frame: Frame, drawn: _Drawn) -> None:
     section(
         "Generation",
         "What each model writes next. \u201cContinue\u201d, at the top of this page and of Two axes, puts such tokens "
-        "into the prompt one at a time, and every picture follows: each is of a full pass over the text so far, exact "
-        "under every edit.",
+        "into the prompt one at a time, and the pictures follow (effects and top paths when it is done): each is of a "
+        "full pass over the text so far, exact under every edit.",
     )
     st.toggle("Write on with A and B side by side", key="lens_write")
     if not state["lens_write"]:

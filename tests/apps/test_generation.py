@@ -10,7 +10,9 @@ from streamlit.testing.v1 import AppTest
 
 import t2lens
 from t2lens.apps import dashboard_file, writing
-from t2lens.apps.writing import Writing, grow, stop, take_back
+from t2lens.apps.generation import is_writing
+from t2lens.apps.state import Cell
+from t2lens.apps.writing import Writing, grow, stop, take_back, told_now
 
 PROMPT = "And the king said"
 EDIT = '[{"target": "atom", "site": "3.attn", "operation": "zero", "positions": [-1]}]'
@@ -54,6 +56,9 @@ def test_the_prompt_grows_as_a_loop_of_full_passes_says() -> None:
     cell = app.session_state["cell"]
     assert (cell.panel, cell.pos) == (0, len(panel["tokens"]) - 1)
     assert any("wrote 4 of 4" in text.value for text in app.text)
+    app.session_state["cell"] = Cell(panel=0, pos=1, site=cell.site)  # elsewhere its line is gone, and it is kept
+    app.run()
+    assert not any("wrote" in text.value for text in app.text) and "writing" in app.session_state
     app.button(key="take-back").click().run()
     assert app.text_area(key="prompt").value == PROMPT
 
@@ -88,9 +93,11 @@ def test_it_grows_step_by_step_and_stops() -> None:
     state = of_three()
     grow(state)
     assert (state["prompt"], state["writing"].n_tokens, state["cell"].pos, state["cell"].panel) == ("a b", 1, 2, 1)
+    assert told_now(state, state["writing"]) and is_writing(state)
     stop(state)
     grow(state)
-    assert state["prompt"] == "a b" and not state["writing"].going
+    assert state["prompt"] == "a b" and not is_writing(state)
+    assert told_now(state, state["writing"]) and not told_now({**state, "cell": None}, state["writing"])
     take_back(state)
     assert state["prompt"] == "a" and "writing" not in state
 
