@@ -3,7 +3,7 @@
 from t2lens.apps.generation import GENERATION
 from t2lens.apps.views import PAGES
 
-WORDS = {"depth-routing": "routing_", "gates": "gates_", "lens": "lens_", "analyses": "analysis"}
+WORDS = {"depth-routing": "routing_", "gates": "gates_", "lens": "lens_", "edits": "edits_", "analyses": "analysis"}
 
 
 def test_choices_of_a_page_begin_with_its_word() -> None:
