@@ -24,7 +24,7 @@ demo: $(VENV)/.ready-demo
 
 # One thread each: the models under test are tiny, and two workers share the cores.
 test: browser $(VENV)/.ready-dev lint
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.ready-dev
 	@$(PY) -m ruff format --check .

@@ -187,7 +187,7 @@ def test_weights_over_texts_are_those_of_the_edited_passes(system: str) -> None:
                 assert np.allclose(found["weight_mean"].sel(read=name).dropna("source"), own, atol=1e-9), (seed, edit)
             elif name is None:  # coefficients of atoms: they make the read
                 mean, hand = found["weight_mean"].sel(read="out").values, _coefficients(model, record)
-                written = np.array([float(atom.norm()) > 0 for atom in record.atoms])
+                written = np.array([bool((atom.norm(dim=-1) > 0).all()) for atom in record.atoms])
                 assert np.allclose(mean[written], hand[written], atol=1e-8), (seed, edit)
         if (found := runs(model, [edit], "statistics")) is not None and "norm_mean" in found.dataset:
             here = record.reads["out"][0].norm(dim=-1).mean()
