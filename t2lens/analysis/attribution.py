@@ -180,8 +180,10 @@ def attribute_logits(
             *batch.notices,
         ),
         charts=(
-            Chart(kind="bars", variable="share", x="part", signed=True, label="share (logit)"),
-            Chart(kind="heat", variable="share_by_pos", x="pos", y="part", signed=True, label="share (logit)"),
+            Chart(kind="bars", variable="share", x="part", signed=True, label="added to the logit (logit)"),
+            Chart(
+                kind="heat", variable="share_by_pos", x="pos", y="part", signed=True, label="added to the logit (logit)"
+            ),
         ),
     )
 

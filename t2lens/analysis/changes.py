@@ -97,7 +97,13 @@ def edit_change(model: Transformer, input: Any, edits: Any, *, pos: int = -1, to
         ),
         notes=(*_said(kl, loss, known, at), *(edit.describe() for edit in wanted), *told, *batch.notices),
         charts=(
-            Chart(kind="bars", variable="kl", x="pos", title="KL(clean || edited) by position", label="KL (nats)"),
+            Chart(
+                kind="bars",
+                variable="kl",
+                x="pos",
+                title="How far the edits move the prediction of each next token: KL(clean || edited)",
+                label="KL (nats)",
+            ),
         ),
     )
 

@@ -326,7 +326,13 @@ class _Numbers:
                 signed=bool((self.found.mean < 0).any()),
                 title=f"Mean {what}",
             ),
-            Chart(kind="bars", variable="variation", x="read", title=f"How far the {what} move between tokens"),
+            Chart(
+                kind="bars",
+                variable="variation",
+                x="read",
+                title=f"How far the {what} of each read move between tokens",
+                label="rms change over rms weight",
+            ),
         )
         return Finding(
             title=f"Content dependence of {what} over {self.rows.n_sequences} sequence(s)",

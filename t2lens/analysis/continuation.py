@@ -210,7 +210,19 @@ def _finding(
             *batch.notices,
         ),
         charts=(
-            Chart(kind="bars", variable="probability", x="new", label="probability"),
-            Chart(kind="lines", variable="entropy", x="new", label="entropy (nats)"),
+            Chart(
+                kind="bars",
+                variable="probability",
+                x="new",
+                title="How likely each written token was",
+                label="probability",
+            ),
+            Chart(
+                kind="lines",
+                variable="entropy",
+                x="new",
+                title="How open the choice of each token was",
+                label="entropy of the prediction (nats)",
+            ),
         ),
     )

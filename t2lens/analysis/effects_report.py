@@ -73,7 +73,7 @@ def finding_of(
     apart = (by_mass - by_effect) / max(len(by_mass) - 1, 1)
     ends = np.cumsum([0, *(len(routes[read]) for read in several)])
     values = values | {"disagreement": {r: apart[a:b] for r, a, b in zip(several, ends, ends[1:], strict=False)}}
-    kind = "depth weight" if over == "source" else "coefficient of the atom"
+    kind = _carries(over)
     variables: dict[str, Any] = {}
     for name, (meaning, unit) in _MEANING.items():
         if name in values:
@@ -166,15 +166,66 @@ def _plain(x: Any) -> float | None:
     return float(x) if np.isfinite(x) else None
 
 
+def _carries(over: Over) -> str:
+    return "depth weight" if over == "source" else "coefficient of the atom"
+
+
 def _charts(over: Over, fast: bool) -> tuple[Chart, ...]:
-    heat = Chart(kind="heat", variable="gradient", x=over, y="read", signed=True, title="Estimated effect on the loss")
+    heat = Chart(
+        kind="heat",
+        variable="gradient",
+        x=over,
+        y="read",
+        signed=True,
+        title="What the loss would change by without each route, estimated by the gradient",
+        label="change of the loss (nats)",
+    )
     if fast:
-        return (heat, Chart(kind="scatter", variable="gradient", x="mass", title="Estimated effect against mass"))
+        return (
+            heat,
+            Chart(
+                kind="scatter",
+                variable="gradient",
+                x="mass",
+                title="Estimated change of the loss without a route, against the mass it carries",
+                label="estimated change of the loss (nats)",
+                xlabel=f"mean size of the {_carries(over)}",
+            ),
+        )
     return (
-        Chart(kind="scatter", variable="kl", x="mass", title="Effect against mass, a dot for each route"),
-        Chart(kind="heat", variable="loss", x=over, y="read", signed=True, title="Effect on the loss"),
-        Chart(kind="scatter", variable="loss", x="gradient", title="Ablation against its first-order estimate"),
-        Chart(kind="heat", variable="mass", x=over, y="read", title="Mass"),
+        Chart(
+            kind="scatter",
+            variable="kl",
+            x="mass",
+            title="What the prediction loses without a route, against the mass it carries",
+            label="KL without the route (nats)",
+            xlabel=f"mean size of the {_carries(over)}",
+        ),
+        Chart(
+            kind="heat",
+            variable="loss",
+            x=over,
+            y="read",
+            signed=True,
+            title="How the loss changes without each route",
+            label="change of the loss (nats)",
+        ),
+        Chart(
+            kind="scatter",
+            variable="loss",
+            x="gradient",
+            title="Change of the loss without a route: measured, against the estimate of the gradient",
+            label="measured (nats)",
+            xlabel="estimated (nats)",
+        ),
+        Chart(
+            kind="heat",
+            variable="mass",
+            x=over,
+            y="read",
+            title=f"How much each route carries: mean size of the {_carries(over)}",
+            label="mass (weight)",
+        ),
     )
 
 

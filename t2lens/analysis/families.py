@@ -271,9 +271,32 @@ def _finding(
         rows=rows,
         notes=(*_verdict(cells, values, rank), *_notes(model, batch, renormalise, level), *batch.notices),
         charts=(
-            Chart(kind="heat", variable="loss_change", x="family", y="cell", signed=True, title="Effect on the loss"),
-            Chart(kind="heat", variable="mass", x="family", y="cell", title="Mass"),
-            Chart(kind="scatter", variable="loss_change", x="mass", by="family", title="Effect against mass"),
+            Chart(
+                kind="heat",
+                variable="loss_change",
+                x="family",
+                y="cell",
+                signed=True,
+                title="How the loss changes without each family of sources",
+                label="change of the loss (nats)",
+            ),
+            Chart(
+                kind="heat",
+                variable="mass",
+                x="family",
+                y="cell",
+                title="How much weight each family of sources has in the reads",
+                label="mass (weight)",
+            ),
+            Chart(
+                kind="scatter",
+                variable="loss_change",
+                x="mass",
+                by="family",
+                title="Change of the loss without a family of sources, against its weight",
+                label="change of the loss (nats)",
+                xlabel="mass (weight)",
+            ),
         ),
     )
 

@@ -359,7 +359,16 @@ def _finding(setting: _Setting, what: str, positions: str, values: dict[str, np.
     first = next(iter(values))
     charts = [_heat(grid, first, positions)]
     if compared:
-        charts.append(Chart(kind="scatter", variable="recovered", x="estimate", title="Patched against estimated"))
+        charts.append(
+            Chart(
+                kind="scatter",
+                variable="recovered",
+                x="estimate",
+                title="What a patch brings back, measured, against the estimate of the gradient",
+                label="brought back by the patch (share)",
+                xlabel="estimated (share)",
+            )
+        )
     columns, rows = _table(setting, positions, values)
     return Finding(
         title=f"{'Activation' if first == 'recovered' else 'Attribution'} patching of {what.replace('_', ' ')}s",

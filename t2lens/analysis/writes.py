@@ -210,17 +210,31 @@ def _finding(
             *batch.notices,
         ),
         charts=(
-            Chart(kind="bars", variable="kl", x="write", title="What the prediction loses without each write")
+            Chart(
+                kind="bars",
+                variable="kl",
+                x="write",
+                title="What the prediction loses without each write",
+                label="KL without the write (nats)",
+            )
             if not own
-            else Chart(kind="heat", variable="kl", x="sequence", y="write", title="KL without each write"),
+            else Chart(
+                kind="heat",
+                variable="kl",
+                x="sequence",
+                y="write",
+                title="What the prediction loses without each write, by sequence",
+                label="KL without the write (nats)",
+            ),
             *([] if own else [_bars("probability", "Change of the followed token's probability without each write")]),
             *([] if own else [_bars("share", "What each write adds to the logit")]),
             Chart(
                 kind="scatter",
                 variable="kl",
                 x="share_size",
-                title="Effect of a write against its share",
+                title="What the prediction loses without a write, against the size of its share of the logit",
                 label="KL without the write (nats)",
+                xlabel="size of the share (logit)",
             ),
         ),
     )
