@@ -25,7 +25,7 @@ from t2lens.apps.memory import Memory
 from t2lens.apps.words import why
 from t2lens.edits import edited, read_edits
 from t2lens.viz.maps_cross import ends
-from t2lens.viz.payload import DEPTH, blanks, next_tokens, pack_array, pack_lens, pack_reads
+from t2lens.viz.payload import DEPTH, next_tokens, pack_array, pack_lens, pack_reads
 
 if TYPE_CHECKING:
     from t2lens.apps.frame import Side
@@ -185,7 +185,7 @@ def _grid(want: _Want, side: Side, trace: Any) -> dict[str, Any]:  # noqa: ARG00
     found = grid(trace, want.quantity, want.way or None)
     if found.absent:
         raise ValueError(f"{found.quantity.label[:1].upper()}{found.quantity.label[1:]}: {found.absent}.")
-    return {"values": pack_array(found.values, "f4"), "missing": found.missing, "blank": blanks(found)}
+    return {"values": pack_array(found.values, "f4"), "missing": found.missing}
 
 
 KINDS: dict[str, tuple[tuple[str, ...], Callable[[_Want, Side, Any], dict[str, Any]]]] = {

@@ -68,9 +68,7 @@ Object.assign(View.prototype, {
       return blank[r] || at < 0 ? null : b.value(q.key, rows[r], at) - a.value(q.key, r, c);
     };
     const key = `${q.key} ${a.way} ${b.way}`;
-    const top = this.range(`grid ${key}`, function* () {
-      for (let r = 0; r < g.rows; r++) for (let c = 0; c < g.cols; c++) yield value(c, r) ?? NaN;
-    });
+    const top = this.range(`grid ${key}`, () => gridOf(g, value));
     const shade = this.apartScale(m, `${q.label}${q.unit && ` (${q.unit})`}`, top);
     this.cells(ctx, m, key, this.lut.both, value, shade);
     this.rowNames(ctx, g, a.rows, a.row.get(this.site(0)));

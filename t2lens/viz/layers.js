@@ -20,8 +20,8 @@ Object.assign(View.prototype, {
   // what is shown and not there: all of it, because the server hears the last question only
   wants() {
     const { quantity, layer } = this.view,
-      later = this.payload.quantities.find((q) => q.key === quantity).later;
-    const wants = [];
+      { later } = this.quantity,
+      wants = [];
     for (const p of this.panels) {
       const node = { panel: p.i, pos: this.at(p.i), site: this.site(p.i), way: p.way },
         add = (kind, want) => this.answers.get(kind, want) || wants.push({ kind, ...want });

@@ -104,7 +104,7 @@ class View {
     const grids = el("div", "grids", undefined, this.sheet);
     this.panels.forEach((p, i) => {
       const area = el("section", "", undefined, grids);
-      const h = this.title(area, p, p.subtitle);
+      const h = this.title(area, p, "");
       const b = el("span", p.badge.ok ? "badge" : "badge bad", p.badge.text, h);
       b.title = p.badge.lines.join("\n");
       this.map(area, "grid", i, h);

@@ -25,7 +25,7 @@ function openReads(packed, wide) {
 }
 
 class Panel {
-  constructor(data, i, answers, { lean = false, precision, served }) {
+  constructor(data, i, answers, { lean = false, served }) {
     Object.assign(this, data);
     this.i = i;
     this.answers = answers;

@@ -27,13 +27,12 @@ The payload:
                 through to this one, word the next token at whose logit one began: these three may be absent
     answers     answers (see below) known beforehand, for a page without a server; may be absent
     panels      one per trace:
-        letter, name, subtitle, badge {ok, text, lines}, layers
+        letter, name, badge {ok, text, lines}, layers
         tokens      [pos] strings as the tokenizer gives them
         rows        ["embed", site, ..., "out"], bottom to top
         ways        {way: {grids, missing, absent, reads, holds, lens}}: "" alone where every site has one read
             grids   {quantity: array [row, pos]}; lean: only the first quantity, and only in the way shown first
             missing {quantity: {row: why the row has no value}};  absent {quantity: why the trace has no such quantity}
-            blank   {quantity: {pos (as text): why the column has no value}}, where there are such columns
             reads   {"weights" | "mixing" | "contribution": {names, columns, values, what}}: columns[r] = indices into
                     names of the sources that exist for read r; values = array [sum of len(columns[r]), pos];
                     lean: {} (ask for "column")
@@ -68,8 +67,7 @@ second mount of the component, newest last; in all of them "panel" is 0 or 1 and
         position, or null}}, "next": [[token, log probability]] or null}
     {"kind": "row", "panel", "site", "pos", "mean": array [pos + 1], "max": array [pos + 1],
         "heads": array [head, pos + 1]}   one row of sequence attention
-    {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why},
-        "blank": {pos: why}}
+    {"kind": "grid", "panel", "way", "quantity", "values": array [row, pos], "missing": {row: why}}
 
 In place of its values an answer may say "why" there are none, in one sentence, which is shown.
 
@@ -97,7 +95,6 @@ __all__ = [
     "DEPTH",
     "MODES",
     "alignment",
-    "blanks",
     "column_meaning",
     "depth_range",
     "exchange_js",
@@ -155,7 +152,7 @@ def renderer_js() -> str:
     """The renderer as the text of one ES module: `renderMaps(root, payload, onSelect)` and a default export.
 
     In a page: `<script type="module">` + this text + a call of `renderMaps`; onSelect may be null and hears
-    `("cell", {panel, pos, site})` and `("show", {quantity, depth})`. The text contains no `</`.
+    `("cell", ...)`, `("show", ...)` and `("ask", ...)` (see `t2lens.apps.components.maps`). The text contains no `</`.
     """
     read = resources.files("t2lens.viz").joinpath
     css = json.dumps(read("maps.css").read_text("utf-8")).replace("</", "<\\/")
@@ -298,17 +295,11 @@ def way_of(
     return {
         "grids": {key: pack(there[key].values) for key in sent if key in there},
         "missing": {key: grid.missing for key, grid in there.items()},
-        "blank": {key: blanks(grid) for key, grid in there.items() if grid.blank},
         "absent": {key: grid.absent for key, grid in grids.items() if grid.absent},
         "reads": {key: pack_reads(data, key, trace.source_atoms, pack) for key in reads if DEPTH[key][0] in data},
         "holds": {str(site): holds_of(trace, str(site)) for site in data["read"].values},
         "lens": pack_lens(data, precision) if reads else None,
     }
-
-
-def blanks(grid: Grid) -> dict[str, str]:
-    """Columns without a value, and why: keys as JSON has them."""
-    return {str(pos): why for pos, why in grid.blank.items()}
 
 
 def _panel(
@@ -325,7 +316,6 @@ def _panel(
     return {
         "letter": letter,
         "name": str(trace.model_name),
-        "subtitle": "",
         "badge": _badge(list(trace.verify())),
         "layers": layers,
         "tokens": [str(token) for token in trace.tokens],

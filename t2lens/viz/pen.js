@@ -169,9 +169,9 @@ Object.assign(View.prototype, {
     return [of(g.cw), of(g.ch)];
   },
   // what is said where a pixel stands for several cells, or ""
-  downsampled(g, what = "mean") {
+  downsampled(g) {
     const [a, b] = this.blocks(g);
-    return a * b === 1 ? "" : `Downsampled: a pixel shows the ${what} of ${a * b} cells; numbers under the pointer are exact.`;
+    return a * b === 1 ? "" : `Downsampled: a pixel shows the mean of ${a * b} cells; numbers under the pointer are exact.`;
   },
   // One pixel per cell, or per block of cells where they are smaller than the screen's, made once per `key` and scaled.
   // value(c, r): a number, or null where there is nothing; r counts from the bottom when g.up. shade: LUT index of a

@@ -12,7 +12,7 @@ Object.assign(View.prototype, {
     return [`B \u2212 A   ${a === undefined || b === undefined ? "no partner" : this.exact(d)}`];
   },
   tell(pos, site, i) {
-    const q = this.payload.quantities.find((o) => o.key === this.view.quantity),
+    const q = this.quantity,
       from = this.panels[i],
       values = [];
     const lines = [`${site}   position ${pos}   ${isolated(glyphs(from.tokens[pos]))}`];
