@@ -172,7 +172,10 @@ def _dropped(name: str) -> None:
 def _bring() -> None:
     state = st.session_state
     st.markdown("**Bring a model**")
-    st.caption("Only you see it, for as long as this visit lasts. Its checks run when it is loaded.")
+    st.caption(
+        "Only you see it, for as long as this visit lasts. Its checks run when it is loaded. A file that is too large is "
+        "marked red, and nothing of it is sent."
+    )
     turn = state.setdefault("upload_turn", 0)  # a new uploader forgets the bytes of the files before
     files = st.file_uploader(
         f"model.safetensors, config.json, tokenizer.json: at most {LIMIT_MB} MB each, {loaders.OWN_AT_ONCE} models of "
