@@ -81,7 +81,7 @@ def test_tables_are_one_line_a_row_whatever_the_token_and_say_what_is_rounding()
         ["\u00b7a\u21b5", "2", "1"],
         ["\\u001b[31mb", "c", "~0", "2"],
         ["\u00b7", "0", "3"],
-        ["\\u202e", "1.000e-09", "4"],
+        ["\\u202e", "1e-9", "4"],
     ]
     drawn = fragment(finding(columns=("token", "share", "n"), rows=rows))
     assert "\x1b" not in drawn and "\u202e" not in drawn and ">~0<" in drawn
