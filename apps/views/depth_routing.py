@@ -175,7 +175,7 @@ def _maps(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
                 tell([each.refused])
                 continue
             look = {"width": width, "limits": shared, "root": root, "chosen": chosen}
-            title = each.side.head
+            title = f"{each.side.head}: {each.shown.label} of each source in each read"
             pictures.draw(f"map-{each.side.letter}", functools.partial(map_picture, each.shown, title=title, **look))
     if minus is not None:
         with places[-1]:

@@ -173,8 +173,8 @@ def _bring() -> None:
     state = st.session_state
     st.markdown("**Bring a model**")
     st.caption(
-        "Only you see it, for as long as this visit lasts. Its checks run when it is loaded. A file that is too large is "
-        "marked red, and nothing of it is sent."
+        "Only you see it, for as long as this visit lasts. Its checks run when it is loaded. A file that is too large "
+        "is marked red, and nothing of it is sent."
     )
     turn = state.setdefault("upload_turn", 0)  # a new uploader forgets the bytes of the files before
     files = st.file_uploader(

@@ -67,7 +67,7 @@ def next_tokens(finding: Any, *, theme: ThemeName = "light", width: int = 560) -
     """The likeliest next tokens after the position, clean and edited. finding: of `t2lens.analysis.edit_change`."""
     data = finding.dataset
     at = data.attrs["position"]
-    title = f"Next token after {glyphs(str(data['token'].values[at]))} (position {at})"
+    title = f"Probability of the next token after {glyphs(str(data['token'].values[at]))} (position {at})"
     clean, edited = data["probability"].values
     names = ("clean", "edited")
     return before_after(data["word"].values, clean, edited, names=names, title=title, theme=theme, width=width)
@@ -80,7 +80,7 @@ def kl_strip(finding: Any, *, theme: ThemeName = "light", width: int = 560, heig
     left, top, n = 2.0, 30.0, len(kl)
     step = (width - 2 * left) / n
     most = float(np.nanmax(kl)) if n else 0.0
-    body = [heading(f"KL(clean || edited) by position, 0 to {fmt(most, 3)} nats", theme)]
+    body = [heading(f"How far the edits move each prediction: KL(clean || edited), 0 to {fmt(most, 3)} nats", theme)]
     floor = top + height
     for i, value in enumerate(kl.tolist()):
         tall = height * value / most if most > 0 else 0.0
