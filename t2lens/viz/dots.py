@@ -153,7 +153,7 @@ def draw_cloud(
     named = largest(cloud.x, cloud.drawn_y)
     leaders, kept = _names(plot, cloud, xs, ys, named, radius)
     for i in np.argsort(cloud.ringed, kind="stable").tolist():
-        at = {"cx": float(xs[i]), "cy": float(ys[i]), "r": radius, "fill": cloud.colors[i]}
+        at: dict[str, Any] = {"cx": float(xs[i]), "cy": float(ys[i]), "r": radius, "fill": cloud.colors[i]}
         edge = {"stroke": look.ink, "stroke_width": 1.3} if cloud.ringed[i] else {"stroke": look.paper}
         at |= {"fill_opacity": 0.85, **({"stroke_width": 0.5} | edge)}
         plot.marks.append(mark("circle", cloud.tips[i], cloud.nodes[i], **at))

@@ -78,8 +78,8 @@ def pair(
         look = replace(look, limits=_union([limits_of(a), limits_of(b)]))
         if a.across is not None and b.across is not None:
             bends = scale_of(a.across, b.across), scale_of(a.values, b.values)
-            sides = [(limits_for(each.across, bends[0]), limits_for(each.values, bends[1])) for each in (a, b)]
-            across, limits = (_union(each) for each in zip(*sides, strict=True))
+            across = _union([limits_for(each, bends[0]) for each in (a.across, b.across)])
+            limits = _union([limits_for(each, bends[1]) for each in (a.values, b.values)])
             look = replace(look, across=across, limits=limits, bends=bends)
     known = list(dict.fromkeys([*a.names, *b.names]))
     colors = dict(zip(known, palette(known, theme, a.by), strict=True))

@@ -86,7 +86,8 @@ def scatter(seed: int, n: int = 9) -> Finding:
 def test_dots_have_the_colour_of_their_kind_and_the_correlation_is_said_with_its_n(theme: Any) -> None:
     made = scatter(3)
     root = ET.fromstring(picture(made, theme=theme))
-    colors = dict(zip(("embed", "attn", "mlp"), THEMES[theme].series, strict=False))
+    kinds: list[str] = ["embed", "attn", "mlp"]
+    colors = dict(zip(kinds, THEMES[theme].series, strict=False))
     for dot in root.iter("{http://www.w3.org/2000/svg}circle"):
         write = dot.attrib["data-tip"].splitlines()[0].removeprefix("write ")
         assert dot.attrib["fill"] == colors[write.rpartition(".")[2]]
