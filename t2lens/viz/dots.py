@@ -152,11 +152,12 @@ def draw_cloud(
     radius = 3.0 if len(xs) <= 200 else 2.4
     named = largest(cloud.x, cloud.drawn_y)
     leaders, kept = _names(plot, cloud, xs, ys, named, radius)
-    for i in np.argsort(cloud.ringed, kind="stable").tolist():
-        at: dict[str, Any] = {"cx": float(xs[i]), "cy": float(ys[i]), "r": radius, "fill": cloud.colors[i]}
+    last: list[int] = np.argsort(cloud.ringed, kind="stable").tolist()
+    for i in last:
+        place: dict[str, Any] = {"cx": float(xs[i]), "cy": float(ys[i]), "r": radius, "fill": cloud.colors[i]}
         edge = {"stroke": look.ink, "stroke_width": 1.3} if cloud.ringed[i] else {"stroke": look.paper}
-        at |= {"fill_opacity": 0.85, **({"stroke_width": 0.5} | edge)}
-        plot.marks.append(mark("circle", cloud.tips[i], cloud.nodes[i], **at))
+        place |= {"fill_opacity": 0.85, **({"stroke_width": 0.5} | edge)}
+        plot.marks.append(mark("circle", cloud.tips[i], cloud.nodes[i], **place))
     plot.marks += leaders
     return plot, kept
 
