@@ -18,15 +18,19 @@ from t2lens.text import is_text
 
 __all__ = [
     "Entries",
+    "act",
     "acting",
     "active",
     "can_undo",
     "changed",
     "edit_of",
     "entries",
+    "listed_now",
     "muted",
     "put",
+    "refused",
     "sentence",
+    "toggle",
     "undo",
     "written",
 ]
@@ -137,6 +141,33 @@ def put(text: str) -> None:
         return
     state["edits_past"] = [*state.get("edits_past", []), state["edits"]][-_PAST:]
     state["edits"] = text
+
+
+def listed_now() -> Entries:
+    """The list of the session, empty where the text is none."""
+    try:
+        return entries(st.session_state["edits"])
+    except ValueError:
+        return []
+
+
+def act(what: str, i: int = 0, value: Any = None) -> None:
+    """A callback: one change of the list, as `changed` takes it; why it cannot be is kept for `refused`."""
+    try:
+        put(written(changed(listed_now(), what, i, value)))
+    except ValueError as error:
+        st.session_state["edits_refused"] = str(error)
+
+
+def toggle(i: int, key: str) -> None:
+    """A callback of the box `key`, which says whether edit number i acts."""
+    act("mute", i, not st.session_state[key])
+
+
+def refused() -> list[str]:
+    """Why the last change could not be, said once."""
+    said = st.session_state.pop("edits_refused", "")
+    return [said] if said else []
 
 
 def can_undo() -> bool:

@@ -16,7 +16,7 @@ import streamlit as st
 from t2lens import Trace
 from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
-from t2lens.apps.edits import active
+from t2lens.apps.edits import active, refused
 from t2lens.apps.gallery import PROMPT, VIEW, gallery
 from t2lens.apps.header import controls, header
 from t2lens.apps.state import (
@@ -183,7 +183,7 @@ def run(page: Page) -> None:
         else:
             _draw(page, Frame(selection=selection, sides=(), first=first, tools=tools))
     with above:
-        tell(_write_url(page))
+        tell([*_write_url(page), *refused()])  # what the page itself has not said
     go_on(state)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from t2lens.apps import loaders
-from t2lens.apps.edits import acting, changed, entries, muted, put, sentence, written
+from t2lens.apps.edits import acting, entries, muted, sentence, toggle
 from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL, PROMPT_LIMIT
 from t2lens.apps.words import plain
 from t2lens.checks import Verification
@@ -166,7 +166,7 @@ def _short_list() -> None:
         box, words = st.columns([1, 12], vertical_alignment="center")
         key = f"short-acts-{i}"
         st.session_state[key] = not muted(each)
-        box.checkbox("acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key))
+        box.checkbox("acts", key=key, label_visibility="collapsed", on_change=toggle, args=(i, key))
         words.text(sentence(each))
     if len(listed) > SHORT:
         st.caption(f"And {len(listed) - SHORT} more, which hold too: they stand on the page of edits.")
@@ -174,8 +174,3 @@ def _short_list() -> None:
     if page is not None:
         st.page_link(page, label="Build and reorder")
     st.caption("As model B, \u201cA without its edits\u201d shows both.")
-
-
-def _toggled(i: int, key: str) -> None:
-    listed = entries(st.session_state["edits"])
-    put(written(changed(listed, "mute", i, not st.session_state[key])))

@@ -9,6 +9,7 @@ import streamlit as st
 
 from t2lens.apps.state import Cell, fit_cell, read_pick
 from t2lens.apps.words import tell
+from t2lens.viz.maps_between import beside
 from t2lens.viz.payload import alignment
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ def places(frame: Frame) -> list[int | None]:
     cell, both = fit(frame), alignment([side.tokens for side in frame.sides], frame.selection.align)
     shift = both["shift"] if both else 0
     tell([both["text"]] if both and both["text"] else [])
-    found = [cell.pos + (i - cell.panel) * shift for i in range(len(frame.sides))]
-    return [pos if 0 <= pos < len(side.tokens) else None for pos, side in zip(found, frame.sides, strict=True)]
+    return beside([len(side.tokens) for side in frame.sides], shift, cell.panel, cell.pos)
 
 
 def nearest(frame: Frame, side: Side) -> int:

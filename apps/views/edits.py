@@ -11,7 +11,21 @@ from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
 from t2lens.apps.components.picture import picture
 from t2lens.apps.edit_form import DRAFT, build, draft_told, from_node, refill
-from t2lens.apps.edits import Entries, acting, can_undo, changed, edit_of, entries, muted, put, sentence, undo, written
+from t2lens.apps.edits import (
+    act,
+    acting,
+    can_undo,
+    edit_of,
+    entries,
+    listed_now,
+    muted,
+    put,
+    refused,
+    sentence,
+    toggle,
+    undo,
+    written,
+)
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Side
 from t2lens.apps.nodes import fit, move, nearest, places
@@ -83,29 +97,17 @@ def _builder(model: Transformer, tokens: list[str]) -> None:
 
 
 def _act(what: str, i: int = 0, value: Any = None) -> None:
-    try:
-        put(written(changed(_here(), what, i, value)))
-        if what == "add":
-            st.session_state[TURN.key] = LAST  # where it stands
-    except ValueError as error:
-        st.session_state["edits_refused"] = str(error)
-
-
-def _here() -> Entries:
-    """The list, empty where the text is none."""
-    try:
-        return entries(st.session_state["edits"])
-    except ValueError:
-        return []
+    act(what, i, value)
+    if what == "add" and "edits_refused" not in st.session_state:
+        st.session_state[TURN.key] = LAST  # where it stands
 
 
 # --- the list --------------------------------------------------------------------------------------------------------
 
 
 def _listed(model: Transformer) -> None:
-    listed = _here()
-    if refused := st.session_state.pop("edits_refused", ""):
-        tell([refused])
+    listed = listed_now()
+    tell(refused())
     with st.container(key="edit-list"):
         n = acting(listed)
         title, every, back = st.columns([2.2, 0.8, 0.6], vertical_alignment="center")
@@ -156,7 +158,7 @@ def _one(model: Transformer, i: int, entry: dict[str, Any], n: int) -> None:
     key = f"acts-{i}"
     st.session_state[key] = not muted(entry)
     acts.checkbox(
-        "acts", key=key, label_visibility="collapsed", on_change=_toggled, args=(i, key), help="acts, or is muted"
+        "acts", key=key, label_visibility="collapsed", on_change=toggle, args=(i, key), help="acts, or is muted"
     )
     with words:
         st.text(f"{i + 1}. {sentence(entry)}")
@@ -181,10 +183,6 @@ def _one(model: Transformer, i: int, entry: dict[str, Any], n: int) -> None:
                 type="tertiary",
                 help=f"{help_}: edit {i + 1}",
             )
-
-
-def _toggled(i: int, key: str) -> None:
-    _act("mute", i, not st.session_state[key])
 
 
 # --- what they change ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 import t2lens
 from t2lens.apps import loaders
 from t2lens.apps.edit_form import DRAFT
-from t2lens.apps.edits import active, changed, edit_of, entries, written
+from t2lens.apps.edits import active, changed, edit_of, entries, refused, toggle, written
 from t2lens.apps.frame import Side
 from t2lens.apps.header import SHORT
 from t2lens.apps.snippets import change_code, trace_code
@@ -291,6 +291,16 @@ def test_hostile_json_is_a_sentence_and_changes_nothing(monkeypatch: Any, text: 
     page._take(text)
     assert words in state["edits_refused"] and state["edits_refused"].endswith(".") and state["edits"] == "here"
     assert len(state["edits_refused"]) < 400
+
+
+def test_an_edit_that_cannot_be_muted_for_want_of_room_stays_and_a_sentence_says_so_once(monkeypatch: Any) -> None:
+    full = json.dumps([{**ZERO, "site": "0.mlp" + "0" * (PROMPT_LIMIT - len(json.dumps([{**ZERO, "site": "0.mlp"}])))}])
+    state = {"edits": full, "box": False}
+    monkeypatch.setattr(page.st, "session_state", state)
+    toggle(0, "box")
+    assert state["edits"] == full
+    [said] = refused()
+    assert f"a link holds {PROMPT_LIMIT}" in said and refused() == []
 
 
 def test_the_change_is_exported_with_the_python_that_makes_it() -> None:
