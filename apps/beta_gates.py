@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -16,7 +17,7 @@ from t2lens.viz import gates as draw
 from t2lens.viz.colors import THEMES, regimes
 from t2lens.viz.labels import fmt, glyphs
 
-__all__ = ["STYLE", "histogram", "left", "spectrum", "spectrum_of"]
+__all__ = ["STYLE", "histogram", "left", "pictures", "spectrum_of"]
 
 STYLE = """<style>
 .t2-regimes {border-collapse: collapse; width: 100%; font-size: 0.8rem; font-variant-numeric: tabular-nums;}
@@ -29,15 +30,30 @@ STYLE = """<style>
 </style>"""
 
 
-def left(focus: Focus, by: str, width: int) -> None:
-    """The map of all writes, and the prompt at the chosen sublayer."""
-    data = focus.tokens.dataset
-    look: dict[str, Any] = {"site": focus.site, "pos": focus.pos, "theme": theme(), "width": width}
-    what = "how much each write replaces" if data.attrs["erases"] else "how much each write adds"
-    show(focus.side, "gate-map", draw.gate_map(data, by=by, title=f"{focus.head}: {what} (beta)", **look))
+def pictures(focus: Focus, alike: Sequence[Focus], by: str) -> dict[str, Callable[..., str]]:
+    """Name -> what draws it, as wide as it is told. alike: the sides that share its scales; by: colour of the map."""
+    data, head = focus.tokens.dataset, focus.head
+    look: dict[str, Any] = {"site": focus.site, "theme": theme()}
+    node = look | {"pos": focus.pos}
+    what = "replaces" if data.attrs["erases"] else "adds"
+
+    def spectrum(**size: Any) -> str:
+        limits = draw.spectrum_limits([spectrum_of(each).dataset for each in alike])
+        title = f"{head}: what the writes keep at {focus.here}"
+        return draw.spectrum(spectrum_of(focus).dataset, limits=limits, title=title, **look, **size)
+
+    return {
+        "map": partial(draw.gate_map, data, by=by, title=f"{head}: how much each write {what} (beta)", **node),
+        "tokens": partial(draw.strip, data, title=f"{head}: what {focus.site} does to each token", **node),
+        "spectrum": spectrum,
+    }
+
+
+def left(focus: Focus, made: Mapping[str, Callable[..., str]], width: int) -> None:
+    """The map of all writes, and the prompt at the chosen sublayer. made: of `pictures`."""
+    show(focus.side, "gate-map", made["map"](width=width))
     st.caption(f"Beta: {focus.gate.meaning}")
-    title = f"{focus.head}: what {focus.site} does to each token"
-    show(focus.side, "gate-strip", draw.strip(data, title=title, **look))
+    show(focus.side, "gate-strip", made["tokens"](width=width))
     st.html(_table(focus))
     tell(list(focus.tokens.notes[1:]))  # the first says what the table shows
 
@@ -76,13 +92,6 @@ def histogram(focus: Focus, over: Any | None, alike: Sequence[tuple[Focus, Any]]
     show(focus.side, "gate-histogram", svg)
 
 
-def spectrum(focus: Focus, alike: Sequence[Focus], width: int) -> None:
-    """Eigenvalues of the steps at the chosen token, and singular values of their products."""
-    limits = draw.spectrum_limits([spectrum_of(each).dataset for each in alike])
-    title = f"{focus.head}: what the writes keep at {focus.here}"
-    look: dict[str, Any] = {"site": focus.site, "theme": theme(), "width": width}
-    show(focus.side, "gate-spectrum", draw.spectrum(spectrum_of(focus).dataset, limits=limits, title=title, **look))
-
-
 def spectrum_of(focus: Focus) -> Finding:
+    """Eigenvalues of the steps at the chosen token, and singular values of their products."""
     return focus.side.analyse("gates-spectrum", {"pos": focus.pos})

@@ -16,7 +16,7 @@ from t2lens.apps.frame import Side
 from t2lens.viz.labels import glyphs
 from t2lens.viz.write_gates import values_of
 
-__all__ = ["EVERY", "Focus", "beside", "found_of", "show", "span"]
+__all__ = ["EVERY", "Focus", "beside", "found_of", "show", "span", "stream_words"]
 
 EVERY = ""
 """The stream that stands for all of them."""
@@ -57,7 +57,7 @@ class Focus:
         """Whereto a sublayer writes, where there is a choice."""
         if not self.gate.streams:
             return ""
-        return f" to {self.stream.replace('stream', 'stream ')}" if self.stream else " to each stream, on average"
+        return f" to {stream_words(self.stream)}" if self.stream else " to each stream, on average"
 
     @property
     def values(self) -> np.ndarray:
@@ -68,6 +68,11 @@ class Focus:
     def here_and_there(self) -> np.ndarray:
         """That of the chosen sublayer, [pos]."""
         return self.values[[str(site) for site in self.tokens["site"].values].index(self.site)]
+
+
+def stream_words(stream: str) -> str:
+    """What a stream ("stream2") is called in a sentence."""
+    return stream.replace("stream", "stream ")
 
 
 def _has_beta(side: Side) -> bool:

@@ -9,16 +9,16 @@ from typing import Any
 import streamlit as st
 
 from t2lens.analysis.finding import Finding
-from t2lens.apps.edits import changed, entries, put, written
+from t2lens.apps.edits import act
 from t2lens.apps.export import theme
 from t2lens.apps.frame import Refusal
-from t2lens.apps.gate_focus import EVERY, Focus, beside, show, span
+from t2lens.apps.gate_focus import EVERY, Focus, beside, show, span, stream_words
 from t2lens.apps.state import Parameter, one_of
 from t2lens.apps.words import tell
 from t2lens.viz import gates as draw
 from t2lens.viz.labels import fmt
 
-__all__ = ["AT", "PARAMETERS", "chosen", "curve_of", "curve_options", "slider", "title_of"]
+__all__ = ["PARAMETERS", "chosen", "curve_of", "curve_options", "curve_picture", "slider"]
 
 AT = {"all": "all positions", "position": "the chosen position"}
 STEPS = 20
@@ -45,14 +45,10 @@ PARAMETERS = (
 """at: where the gate is set. value: to what; None: nothing was chosen, and the slider stands where the model is."""
 
 
+@st.fragment
 def slider(alike: Sequence[Focus], width: int) -> None:
     """The slider, for the sides whose gates are of one kind, and what it does to the prediction at the chosen
     position."""
-    _slider(list(alike), width)
-
-
-@st.fragment
-def _slider(alike: list[Focus], width: int) -> None:
     first, state = alike[0], st.session_state
     value = _control(alike)
     at = str(state["gates_at"])
@@ -62,28 +58,27 @@ def _slider(alike: list[Focus], width: int) -> None:
     except Refusal as error:  # what a fragment raises does not reach the frame
         tell([str(error)])
         return
-    limits = draw.curve_limits(curves)
     most = max(float(max(c["plain_probability"].max(), c["probability"].max())) for c in curves) * 1.02
 
     def each_side(each: Focus) -> None:
         data = curves[alike.index(each)]
-        look: dict[str, Any] = {"theme": theme(), "width": width, "plain": each.plain}
+        look: dict[str, Any] = {"theme": theme(), "width": width}
         title = f"{each.head}: the next token after {each.here}"
-        show(each.side, "gate-tokens", draw.next_tokens(data, value, most=most, title=title, **look))
+        svg = draw.next_tokens(data, value, most=most, title=title, plain=each.plain, **look)
+        show(each.side, "gate-tokens", svg)
         st.caption(draw.kl_words(data, value))
-        show(each.side, "gate-curve", draw.curve(data, value, limits=limits, title=title_of(each, at), **look))
+        show(each.side, "gate-curve", curve_picture(each, at, alike, value, **look))
 
     beside(alike, each_side)
     if first.side.letter == "A":
         where: dict[str, Any] = {"positions": [first.pos]} if at == "position" else {}
         where |= {"sources": [first.stream]} if first.stream else {}
         edit = {"target": "gate", "name": first.gate.name, "site": first.site, "operation": "set", "value": value}
-        if st.button("Keep this as an edit of A", key="gates_keep", on_click=_keep, args=(edit | where,)):
+        if st.button("Keep this as an edit of A", key="gates_keep", on_click=act, args=("add", 0, edit | where)):
             st.rerun()
-    tell([state.pop("gates_said")] if "gates_said" in state else [])
 
 
-def _control(alike: list[Focus]) -> float:
+def _control(alike: Sequence[Focus]) -> float:
     """The value that is set. Until one is chosen it is where the model is, rounded to a step."""
     state, first, (low, high) = st.session_state, alike[0], span(alike)
     step = (high - low) / STEPS
@@ -99,7 +94,7 @@ def _control(alike: list[Focus]) -> float:
         state["gates_value"] = state["gates_slider"]
 
     what = f"{'the ' if first.gate.streams else ''}{first.gate.label} of {first.site}"
-    what += f" to {_stream(first)}" if first.gate.streams else ""
+    what += f" to {stream_words(first.stream) or 'every stream'}" if first.gate.streams else ""
     form = "%.1f" if abs(step * 10 - round(step * 10)) < 1e-9 else "%.2f"
     a.slider(f"Set {what} to", low, high, step=step, key="gates_slider", format=form, on_change=moved)
     with a.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -135,13 +130,13 @@ def _told(focus: Focus, *, alone: bool) -> str:
     )
 
 
-def _stream(focus: Focus) -> str:
-    return focus.stream.replace("stream", "stream ") if focus.stream else "every stream"
-
-
-def title_of(focus: Focus, at: str) -> str:
+def curve_picture(focus: Focus, at: str, alike: Sequence[Focus], value: float, **look: Any) -> str:
+    """What becomes of the prediction over the values of the gate, with this one marked."""
     where = "" if at == "all" else f" at position {focus.pos} alone"
-    return f"{focus.head}: what if {focus.site} had another {focus.gate.label}{where}?"
+    title = f"{focus.head}: what if {focus.site} had another {focus.gate.label}{where}?"
+    limits = draw.curve_limits([curve_of(each, at, alike).dataset for each in alike])
+    data = curve_of(focus, at, alike).dataset
+    return draw.curve(data, value, limits=limits, title=title, plain=focus.plain, **look)
 
 
 def curve_of(focus: Focus, at: str, alike: Sequence[Focus]) -> Finding:
@@ -157,11 +152,3 @@ def curve_options(focus: Focus, at: str, alike: Sequence[Focus]) -> dict[str, An
 
 def _back() -> None:
     st.session_state["gates_value"] = None
-
-
-def _keep(edit: dict[str, Any]) -> None:
-    state = st.session_state
-    try:
-        put(written(changed(entries(state["edits"]), "add", value=edit)))
-    except ValueError as error:
-        state["gates_said"] = str(error)

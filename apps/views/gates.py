@@ -5,24 +5,23 @@ does. Deep Delta Learning's beta, the streams of Hyper-Connections, and any gate
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from t2lens.analysis.gates import write_gate
-from t2lens.apps import beta_gates, stream_gates
+from t2lens.apps import beta_gates, write_gates
 from t2lens.apps.beta_gates import STYLE, spectrum_of
 from t2lens.apps.export import Download, export_menu, figures, stem, theme
 from t2lens.apps.frame import Frame, Page, Refusal, Side
-from t2lens.apps.gate_focus import EVERY, Focus, beside, found_of, span
-from t2lens.apps.gate_slider import PARAMETERS, chosen, curve_of, curve_options, slider, title_of
+from t2lens.apps.gate_focus import EVERY, Focus, beside, found_of, show, stream_words
+from t2lens.apps.gate_slider import PARAMETERS, chosen, curve_of, curve_options, curve_picture, slider
 from t2lens.apps.nodes import move, nearest, places
 from t2lens.apps.snippets import analysis_code
 from t2lens.apps.state import OVER, one_of, passages, text
 from t2lens.apps.words import tell
-from t2lens.viz import gates as draw
-from t2lens.viz import write_gates
 from t2lens.viz.colors import ThemeName
 from t2lens.viz.ddl_report import report
 from t2lens.viz.labels import clip, glyphs
@@ -132,45 +131,38 @@ def _choices(frame: Frame, focused: list[Focus]) -> list[Focus]:
         d.segmented_control("Colour of the map", BY, key="gates_by", required=True)
         d = e
     if streams:
-        said = {EVERY: "all, on average"} | {name: name.replace("stream", "stream ") for name in streams}
+        said = {EVERY: "all, on average"} | {name: stream_words(name) for name in streams}
         d.selectbox("Written to", list(said), format_func=said.__getitem__, key="gates_stream")
     stream = str(state["gates_stream"])
-    return [
-        Focus(
-            side=each.side,
-            gate=each.gate,
-            tokens=each.tokens,
-            site=each.site,
-            pos=each.pos,
-            stream=stream if stream in each.gate.streams else EVERY,
-        )
-        for each in focused
-    ]
+    return [replace(each, stream=stream if stream in each.gate.streams else EVERY) for each in focused]
 
 
 # --- the map and the chosen sublayer ---------------------------------------------------------------------------------
 
 
 def _map(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> None:
-    if focus.erases:
-        beta_gates.left(focus, frame.state["gates_by"], width)
-    else:
-        stream_gates.left(focus, _alike(focus, focused), width)
+    part = beta_gates if focus.erases else write_gates
+    part.left(focus, _pictures(focus, focused, frame.state["gates_by"]), width)
+
+
+def _pictures(focus: Focus, focused: list[Focus], by: str) -> dict[str, Callable[..., str]]:
+    """Pictures of a side by name, as they are shown and as they are taken home."""
+    alike = _alike(focus, focused)
+    return beta_gates.pictures(focus, alike, by) if focus.erases else write_gates.pictures(focus, alike)
 
 
 def _sublayer(frame: Frame, focus: Focus, focused: list[Focus], width: int) -> None:
     """Histogram of the chosen sublayer, and what is known of the chosen token; ranges are shared between sides."""
     place, n, alike = st.empty(), passages(frame.state["gates_over"]), _alike(focus, focused)
-    if focus.erases:
-        beta_gates.spectrum(focus, alike, width)
-    else:
-        stream_gates.streams(focus, alike, width)
+    for what, draw in _pictures(focus, focused, frame.state["gates_by"]).items():
+        if what in ("spectrum", "streams"):
+            show(focus.side, f"gate-{what}", draw(width=width))
     with place.container():  # last, as the passages may take a while
         over: list[Any] = [None] * len(alike)
         if n:
             with st.spinner(f"Running {n} passages ...", show_time=True):
                 over = [found_of(each.side, passages=n).dataset for each in alike]
-        part = beta_gates if focus.erases else stream_gates
+        part = beta_gates if focus.erases else write_gates
         part.histogram(focus, over[alike.index(focus)], list(zip(alike, over, strict=True)), width)
 
 
@@ -231,19 +223,19 @@ def _weighs(side: Side) -> bool:
 
 def _export(frame: Frame, focused: list[Focus]) -> None:
     """Pictures as they are shown, every number of them, and the audit of each side as a page of its own."""
-    state, look = frame.state, theme()
+    state = frame.state
     n, at = passages(state["gates_over"]) or 8, str(state["gates_at"])
     found: list[Download] = []
     for each in focused:
         alike = _alike(each, focused)
         name = stem("gates", each.side.letter.lower() if len(focused) > 1 else "", each.side.name)
         of = f"{each.side.letter} " if len(focused) > 1 else ""
-        drawn = ["map", "tokens", *(["spectrum"] if each.erases else ["streams"] if each.gate.streams else [])]
+        drawn = _pictures(each, focused, state["gates_by"])
         numbers = ["tokens", *(["spectrum"] if each.erases else [])]
         if each in _alike(focused[0], focused):
-            drawn, numbers = [*drawn, "curve"], [*numbers, "curve"]
-        for what in drawn:
-            make = functools.partial(_picture_of, each, what, alike=alike, by=state["gates_by"], at=at, look=look)
+            drawn["curve"] = functools.partial(_curve, each, at, alike, theme())
+            numbers.append("curve")
+        for what, make in drawn.items():
             found += figures(f"{of}{what}", f"{name}-{what}", make)
         for what in numbers:
             make = functools.partial(_numbers_of, each, what, at, alike)
@@ -257,26 +249,9 @@ def _export(frame: Frame, focused: list[Focus]) -> None:
         export_menu(found, code=code, key="gates-export")
 
 
-def _picture_of(each: Focus, what: str, *, alike: list[Focus], by: str, at: str, look: ThemeName) -> str:
-    data = each.tokens.dataset
-    given: dict[str, Any] = {"site": each.site, "theme": look}
-    if what == "curve":
-        return draw.curve(curve_of(each, at, alike).dataset, chosen(alike[0], at), title=title_of(each, at),
-                          plain=each.plain, theme=look)  # fmt: skip
-    if what == "spectrum":
-        title = f"{each.head}: what the writes keep at {each.here}"
-        return draw.spectrum(spectrum_of(each).dataset, title=title, **given)
-    if what == "streams":
-        return write_gates.streams(data, pos=each.pos, title=stream_gates.streams_title(each), **given)
-    title = f"{each.head}: {each.gate.label} of {each.site} at each token"
-    if each.erases:
-        if what == "map":
-            return draw.gate_map(data, pos=each.pos, by=by, title=f"{each.head}: beta of every write", **given)
-        return draw.strip(data, pos=each.pos, title=title, **given)
-    given |= {"pos": each.pos, "limits": span(alike), "stream": each.stream}
-    if what == "map":
-        return write_gates.gate_map(data, title=stream_gates.map_title(each), **given)
-    return write_gates.strip(data, title=title, **given)
+def _curve(each: Focus, at: str, alike: list[Focus], look: ThemeName) -> str:
+    """At the value that is chosen when it is asked for: the slider runs without the page."""
+    return curve_picture(each, at, alike, chosen(alike[0], at), theme=look)
 
 
 def _numbers_of(each: Focus, what: str, at: str, alike: list[Focus]) -> bytes:
