@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from t2lens.viz.labels import fmt
-from t2lens.viz.payload import alignment
+from t2lens.viz.maps_drawing import Map
+from t2lens.viz.payload import alignment, layers_of
 
 __all__ = ["MINUS", "beside", "chosen", "depth_difference", "grid_difference", "same_site", "sequence_difference"]
 
@@ -37,7 +38,7 @@ def beside(n_pos: Sequence[int], shift: int, panel: int, pos: int) -> list[int |
 def same_site(site: str, mine: Sequence[str], other: Sequence[str], *, exact: bool = False) -> str | None:
     """The site among `mine` that meets a site of `other`: of its name where both have as many layers, else of its kind
     at the same relative depth. exact: None where there is none, in place of one that stands in for it."""
-    layers, theirs = _layers(mine), _layers(other)
+    layers, theirs = layers_of(mine), layers_of(other)
     if "." not in site or layers == theirs:
         name = site
     else:
@@ -49,17 +50,16 @@ def same_site(site: str, mine: Sequence[str], other: Sequence[str], *, exact: bo
     return name if name in mine else None if exact else "out"
 
 
-def grid_difference(a: Any, b: Any, shift: int) -> Any:
+def grid_difference(a: Map, b: Map, shift: int) -> Map:
     """B - A of two grids of one quantity, on the coordinates of A."""
     rows = [_index(b.rows, same_site(site, b.rows, a.rows, exact=True)) for site in a.rows]
-    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
-    return _difference(a, b, rows, _shifted(a, b, shift), why, "site {row}\npos {at} {column}")
+    return _difference(a, b, rows, _shifted(a, b, shift), _missing(a, b), "site {row}\npos {at} {column}")
 
 
-def depth_difference(a: Any, b: Any, sites: tuple[Sequence[str], Sequence[str]]) -> Any:
+def depth_difference(a: Map, b: Map, sites: tuple[Sequence[str], Sequence[str]]) -> Map:
     """B - A of what is read from depth at one position of each, by the names of the sources. sites: of A and B."""
-    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
-    if not why and _layers(sites[0]) != _layers(sites[1]):
+    why = _missing(a, b)
+    if not why and layers_of(sites[0]) != layers_of(sites[1]):
         why = "A and B differ in depth, so the same source stands at other depths"
     if not why and not {name for name in a.columns if name != "embed"} & set(b.columns):
         why = "the sources of A and B have different names; the mixing matrix compares them by atom"
@@ -67,15 +67,19 @@ def depth_difference(a: Any, b: Any, sites: tuple[Sequence[str], Sequence[str]])
     return _difference(a, b, rows, columns, why, "read {row}\ntakes from {column}")
 
 
-def sequence_difference(a: Any, b: Any, shift: int, same: bool) -> Any:
+def sequence_difference(a: Map, b: Map, shift: int, same: bool) -> Map:
     """B - A of sequence attention. same: whether both maps are of the same site."""
-    why = next((f"{letter}: {each.instead}" for letter, each in zip("AB", (a, b), strict=True) if each.instead), "")
-    why = why or ("" if same else "A and B show sites that are not the same")
+    why = _missing(a, b) or ("" if same else "A and B show sites that are not the same")
     at = _shifted(a, b, shift)
     return _difference(a, b, at, at, why, "query {down} {row}\nkey {at} {column}")
 
 
-def _difference(a: Any, b: Any, rows: Sequence[int], columns: Sequence[int], why: str, words: str) -> Any:
+def _missing(a: Map, b: Map) -> str:
+    """Why one of them is not there."""
+    return next((f"{letter}: {each.instead}" for letter, each in (("A", a), ("B", b)) if each.instead), "")
+
+
+def _difference(a: Map, b: Map, rows: Sequence[int], columns: Sequence[int], why: str, words: str) -> Map:
     if why:
         values, blank = np.zeros((1, 1)), np.ones((1, 1), bool)
         nothing = replace(a, name=MINUS, values=values, blank=blank, rows=[""], columns=[""])
@@ -96,14 +100,10 @@ def _difference(a: Any, b: Any, rows: Sequence[int], columns: Sequence[int], why
     return replace(a, name=MINUS, values=values, blank=blank, tip=tip, scale=scale, instead="")
 
 
-def _shifted(a: Any, b: Any, shift: int) -> list[int]:
+def _shifted(a: Map, b: Map, shift: int) -> list[int]:
     n = len(b.columns)
     return [c + shift if 0 <= c + shift < n else -1 for c in range(len(a.columns))]
 
 
 def _index(names: Sequence[str], name: str | None) -> int:
     return list(names).index(name) if name is not None and name in names else -1
-
-
-def _layers(sites: Sequence[str]) -> int:
-    return 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)

@@ -12,6 +12,7 @@ import numpy as np
 from t2lens.viz.charts import sign
 from t2lens.viz.colors import THEMES, ThemeName, lut
 from t2lens.viz.labels import fmt, glyphs
+from t2lens.viz.maps_drawing import Map, Scale, size
 from t2lens.viz.series import exact
 from t2lens.viz.svg import Plot, mark, say
 
@@ -39,7 +40,7 @@ def ends(tokens: Sequence[str], absorbed: np.ndarray, stuck: float) -> list[str]
     return [*said, "Sizes of contributions with gates and patterns held; no causal claim."]
 
 
-def feeding(drawn: Any, values: np.ndarray, pos: int, site: str, scale: Any) -> Any:
+def feeding(drawn: Map, values: np.ndarray, pos: int, site: str, scale: Scale) -> Map:
     """The map of how much each earlier node feeds the chosen one, on the cells of its grid. values[row, pos]."""
     row = drawn.rows.index(site)
     blank = np.isnan(values)
@@ -53,10 +54,10 @@ def feeding(drawn: Any, values: np.ndarray, pos: int, site: str, scale: Any) -> 
     return replace(drawn, values=values, blank=blank, tip=tip, scale=scale, instead="")
 
 
-def shares(plot: Plot, fed: Any, pos: int, site: str, theme: ThemeName) -> None:
+def shares(plot: Plot, fed: Map, pos: int, site: str, theme: ThemeName) -> None:
     """The frame around what feeds a node, and its largest shares in numbers."""
     look, row = THEMES[theme], fed.rows.index(site)
-    cw, ch = _size(plot, fed)
+    cw, ch = size(plot, fed)
     x, y = plot.left, _level(plot, fed, row)
     plot.marks.append(_outline(x, y, (pos + 1) * cw, (row + 1) * ch, look.ink))
     if ch < 9:
@@ -71,7 +72,7 @@ def shares(plot: Plot, fed: Any, pos: int, site: str, theme: ThemeName) -> None:
 
 
 def cross(
-    plot: Plot, drawn: Any, place: tuple[int, str], maps: tuple[Any, Any], holds: Mapping[str, Any], window: int | None,
+    plot: Plot, drawn: Map, place: tuple[int, str], maps: tuple[Map, Map], holds: Mapping[str, Any], window: int | None,
     theme: ThemeName,
 ) -> None:  # fmt: skip
     """The arms of a node in the colours of what they show: left, where it looks; down, what it reads from depth.
@@ -80,7 +81,7 @@ def cross(
     read the atoms in it, where they are not the one of its name: a bracket spans them. window: positions that it sees.
     """
     (pos, site), (looks, reads), look = place, maps, THEMES[theme]
-    row, (cw, ch) = drawn.rows.index(site), _size(plot, drawn)
+    row, (cw, ch) = drawn.rows.index(site), size(plot, drawn)
     # narrower than the cells where there is room, so that what the cells themselves show stays in sight
     wide = max(cw, 11.0) if cw < 18 else float(round(0.56 * cw))
     tall = ch if ch < 12 else float(round(0.56 * ch))
@@ -105,9 +106,9 @@ def cross(
     plot.marks += [_number(words, x, y, anchor, look) for words, x, y, anchor in placed]
 
 
-def framed(plot: Plot, drawn: Any, pos: int, site: str, theme: ThemeName) -> None:
+def framed(plot: Plot, drawn: Map, pos: int, site: str, theme: ThemeName) -> None:
     """The frame of the chosen node."""
-    look, (cw, ch) = THEMES[theme], _size(plot, drawn)
+    look, (cw, ch) = THEMES[theme], size(plot, drawn)
     x, y = plot.left + pos * cw, _level(plot, drawn, drawn.rows.index(site))
     box = (x - max(0.0, 8 - cw) / 2, y - max(0.0, 8 - ch) / 2, max(cw, 8.0), max(ch, 8.0))
     plot.marks += [_outline(*box, look.paper, 4), _outline(*box, look.ink, 2)]
@@ -143,12 +144,12 @@ def layer_words(
 
 
 def _down(
-    plot: Plot, drawn: Any, node: tuple[int, str], reads: Any, holds: Mapping[str, Any], wide: float,
+    plot: Plot, drawn: Map, node: tuple[int, str], reads: Map, holds: Mapping[str, Any], wide: float,
     theme: ThemeName,
 ) -> list[tuple[str, float, float, str]]:  # fmt: skip
     """The arm downwards: a source that is one atom on its cell, one that holds several a bracket beside them. Returns
     the numbers to write, the largest first."""
-    (pos, site), look, (cw, ch) = node, THEMES[theme], _size(plot, drawn)
+    (pos, site), look, (cw, ch) = node, THEMES[theme], size(plot, drawn)
     read, where = reads.rows.index(site), {name: i for i, name in enumerate(drawn.rows)}
     columns = [c for c in range(len(reads.columns)) if not reads.blank[read, c]]
     spans = []
@@ -185,7 +186,7 @@ def _down(
     return [(fmt(v, 2) + each, x, y, anchor) for v, x, y, anchor in ranked[: 1 if even else 4]]
 
 
-def _cell(plot: Plot, source: Any, at: tuple[int, int], box: Sequence[float], node: Any, theme: ThemeName) -> None:
+def _cell(plot: Plot, source: Map, at: tuple[int, int], box: Sequence[float], node: Any, theme: ThemeName) -> None:
     value, look, (x, y, w, h) = float(source.values[at]), THEMES[theme], box
     step = source.scale.steps(np.array([value]))[0]
     fill = "#" + lut(source.scale.ramp, theme)[step].tobytes().hex() if np.isfinite(value) else look.paper
@@ -194,14 +195,9 @@ def _cell(plot: Plot, source: Any, at: tuple[int, int], box: Sequence[float], no
         plot.marks.append(sign("odd", x + w / 2, y + h / 2, look.mute))
 
 
-def _size(plot: Plot, drawn: Any) -> tuple[float, float]:
-    rows, columns = drawn.values.shape
-    return plot.inner_w / columns, plot.inner_h / rows
-
-
-def _level(plot: Plot, drawn: Any, row: int) -> float:
+def _level(plot: Plot, drawn: Map, row: int) -> float:
     """The upper edge of a row."""
-    return plot.top + (len(drawn.rows) - 1 - row) * _size(plot, drawn)[1]
+    return plot.top + (len(drawn.rows) - 1 - row) * size(plot, drawn)[1]
 
 
 def _frame(x: float, y: float, w: float, h: float, look: Any) -> list[str]:

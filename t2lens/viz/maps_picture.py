@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from t2lens.analysis.quantities import attention_of, grid
-from t2lens.viz.charts import CELLS, sign, turned_labels
-from t2lens.viz.colors import THEMES, RampName, ThemeName, lut
+from t2lens.viz.colors import THEMES, RampName, ThemeName
 from t2lens.viz.labels import clip, fmt, glyphs
 from t2lens.viz.maps_between import (
     MINUS,
@@ -21,68 +20,16 @@ from t2lens.viz.maps_between import (
     sequence_difference,
 )
 from t2lens.viz.maps_cross import cross, feeding, framed, layer_words, rollout_of, shares
-from t2lens.viz.payload import DEPTH, alignment, depth_range, holds_of, ordered_reads, quantity_range, windows_of
-from t2lens.viz.raster import image
+from t2lens.viz.maps_drawing import HEAD, LEFT, Map, Scale, bar, cells, instead, labels, plot_of, small, words_at
+from t2lens.viz.payload import DEPTH, alignment, badge, depth_range, holds_of, ordered_reads, quantity_range, windows_of
 from t2lens.viz.series import exact
-from t2lens.viz.svg import TEXT, Plot, document, mark, say, text_width, wrap
+from t2lens.viz.svg import TEXT, document, wrap
 
 __all__ = ["maps_picture"]
 
-MARGIN, GAP, LEFT, BAR_ROOM = 24, 34, 58, 96
-HEAD = 24  # pixels above a map, for its name
-_TICKS = 14  # characters of a token below a map
+MARGIN, GAP, BAR_ROOM = 24, 34, 96
 GAP_WORD = "\u00a0\u00a0"  # two spaces that SVG keeps
 Chosen = tuple[int, int, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scale:
-    """A range and how colour goes with it. above: whether values lie beyond its top."""
-
-    label: str
-    low: float
-    high: float
-    ramp: RampName
-    warp: str = "linear"
-    above: int = 0
-
-    def steps(self, values: np.ndarray) -> np.ndarray:
-        """The step of the ramp, 0..255, of every finite value."""
-        span = self.high - self.low or 1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if self.warp == "log":
-                part = np.log(values / self.low) / np.log(self.high / self.low)
-            elif self.warp == "root":
-                root = np.sign(values) * np.sqrt(np.abs(values) / (self.high or 1.0))
-                part = (root + 1) / 2 if self.low < 0 else root
-            else:
-                part = (values - self.low) / span
-        return np.clip(np.round(255 * np.nan_to_num(part)), 0, 255).astype(int)
-
-    def at(self, part: float) -> float:
-        """The value that stands at a fraction of the ramp."""
-        if self.warp == "log":
-            return self.low * (self.high / self.low) ** part
-        if self.warp == "root":
-            signed = 2 * part - 1 if self.low < 0 else part
-            return self.high * signed * abs(signed)
-        return self.low + part * (self.high - self.low)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Map:
-    """values[row, column], rows from the bottom; blank: where nothing exists. tip, node: of a cell."""
-
-    name: str
-    values: np.ndarray
-    blank: np.ndarray
-    rows: list[str]
-    columns: list[str]
-    tip: Callable[[int, int], str]
-    node: Callable[[int, int], dict[str, Any]]
-    scale: _Scale
-    down: bool = False
-    instead: str = ""
 
 
 def maps_picture(
@@ -110,16 +57,7 @@ def maps_picture(
     how much each earlier node feeds the chosen one: rollouts holds what `t2lens.analysis.rollout` finds for it in each
     trace, or None. ValueError for a choice that does not exist.
     """
-    if not 1 <= len(traces) <= 2:
-        raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
-    if depth not in (*DEPTH, "share"):
-        raise ValueError(f"Reads from depth are {', '.join(DEPTH)} and share, not {depth!r}.")
-    if compare not in ("both", "difference"):
-        raise ValueError(f"Maps stand beside each other (both) or with their difference (difference), not {compare!r}.")
-    if align not in ("left", "right"):
-        raise ValueError(f"Positions are aligned left or right, not {align!r}.")
-    if layer not in ("cross", "rollout"):
-        raise ValueError(f"Of the chosen node the maps show its cross or its rollout, not {layer!r}.")
+    _check(traces, depth, compare, align, layer)
     panel, pos, site = cell or (0, len(traces[0].tokens) - 1, "out")
     ones = [trace.of_way(way if way in trace.ways else None) for trace in traces]
     aligned = alignment([one.tokens for one in ones], align)
@@ -127,11 +65,11 @@ def maps_picture(
     places, sites = chosen(ones, (panel, pos, site), align)
     every = [[str(name) for name in one.dataset["read"].values] for one in ones]
     reads = _depth_maps(ones, depth, places)
-    sequence = _Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
+    sequence = Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
     looks = [_sequence_map(i, len(ones), one, sites[i], head, sequence) for i, one in enumerate(ones)]
     grids = _grids(ones, quantity)
     fed = _feeding(grids, rollouts, places, sites) if layer == "rollout" else {}
-    minus: list[_Map] = []  # of the grids, the reads and where they look
+    minus: list[Map] = []  # of the grids, the reads and where they look
     if compare == "difference" and len(ones) == 2:
         same = sites[1] == same_site(sites[0], every[1], every[0], exact=True)
         minus = [
@@ -145,9 +83,11 @@ def maps_picture(
     about = f"{grids[0].scale.label} by position and depth. Chosen: {node}."
     for i, text in enumerate(prompts):
         letter = f"{'AB'[i]}{GAP_WORD}" if len(prompts) > 1 else ""
-        parts.append(_text(MARGIN, y, letter + clip(glyphs(text).replace("\u00b7", " "), 150), 14, look.ink, bold=True))
+        parts.append(
+            words_at(MARGIN, y, letter + clip(glyphs(text).replace("\u00b7", " "), 150), 14, look.ink, bold=True)
+        )
         y += 20
-    parts.append(_text(MARGIN, y, f"Chosen: {node}.", TEXT + 0.5, look.mute))
+    parts.append(words_at(MARGIN, y, f"Chosen: {node}.", TEXT + 0.5, look.mute))
     y += 18
     n_maps = len(ones) + bool(minus)
     each = (width - 2 * MARGIN - BAR_ROOM * (1 + bool(minus)) - GAP * (n_maps - 1)) / n_maps - LEFT
@@ -155,37 +95,65 @@ def maps_picture(
     below = 0.0
     for i, (one, drawn) in enumerate(zip(ones, grids, strict=True)):
         x = MARGIN + i * (each + LEFT + GAP)
-        plot = _plot(x + LEFT, y + HEAD, each, tall, drawn, theme)
-        parts.append(_text(x, y + 13, _named(i, one, len(ones)), 12.5, look.ink, bold=True))
+        plot = plot_of(x + LEFT, y + HEAD, each, tall, drawn, theme)
+        parts.append(words_at(x, y + 13, _named(i, one, len(ones)), 12.5, look.ink, bold=True))
         parts.append(_badge(one, x + LEFT + each, y + 13, look))
         plot.marks += ['<g opacity=".25">'] if i in fed else []
-        _cells(plot, drawn, theme)
+        cells(plot, drawn, theme)
         plot.marks += ["</g>"] if i in fed else []
         if sites[i] in drawn.rows and (at := places[i]) is not None:
             if i in fed:
-                _cells(plot, fed[i], theme)
+                cells(plot, fed[i], theme)
                 shares(plot, fed[i], at, sites[i], theme)
             else:
                 held = holds_of(one, sites[i]) if depth == "weights" else {}
                 window = windows_of(one).get(sites[i])
                 cross(plot, drawn, (at, sites[i]), (looks[i], reads[i]), held, window, theme)
             framed(plot, drawn, at, sites[i], theme)
-        _instead(plot, drawn)
-        below = max(below, _labels(plot, drawn, "position", "site"))
+        instead(plot, drawn)
+        below = max(below, labels(plot, drawn, "position", "site"))
         parts += plot.marks
     x = MARGIN + len(ones) * (each + LEFT + GAP)
     bars = [grids[0].scale, *[each.scale for each in fed.values()][:1]]
     room = (tall - 14 * (len(bars) - 1)) / len(bars)
     for k, scale in enumerate(bars):
-        parts.append(_bar(scale, x - GAP + 18, y + HEAD + k * (room + 14), room, theme))
+        parts.append(bar(scale, x - GAP + 18, y + HEAD + k * (room + 14), room, theme))
     if minus:
-        deep, made = _small(minus[0], x + BAR_ROOM - GAP, y, (each, tall), ("position", "site"), theme)
+        deep, made = small(minus[0], x + BAR_ROOM - GAP, y, (each, tall), ("position", "site"), theme)
         parts += [
             made,
-            "" if minus[0].instead else _bar(minus[0].scale, width - MARGIN - BAR_ROOM + 18, y + HEAD, tall, theme),
+            "" if minus[0].instead else bar(minus[0].scale, width - MARGIN - BAR_ROOM + 18, y + HEAD, tall, theme),
         ]
         below = max(below, deep)
     y += HEAD + tall + below + 26
+    more, y = _below(reads, looks, minus, depth, y, width, theme)
+    parts += more
+    said = layer_words(layer, ones, rollouts, places, sites, fed)
+    for line in _captions(ones, grids, quantity, aligned, minus, said):
+        for text in wrap(line, width - 2 * MARGIN, TEXT):
+            parts.append(words_at(MARGIN, y, text, TEXT, look.bad if "FAILED" in line else look.mute))
+            y += 14
+    return document("".join(parts), width, y + 6, about, theme)
+
+
+def _check(traces: Sequence[Any], depth: str, compare: str, align: str, layer: str) -> None:
+    if not 1 <= len(traces) <= 2:
+        raise ValueError(f"The maps show one or two traces side by side, not {len(traces)}.")
+    if depth not in (*DEPTH, "share"):
+        raise ValueError(f"Reads from depth are {', '.join(DEPTH)} and share, not {depth!r}.")
+    if compare not in ("both", "difference"):
+        raise ValueError(f"Maps stand beside each other (both) or with their difference (difference), not {compare!r}.")
+    if align not in ("left", "right"):
+        raise ValueError(f"Positions are aligned left or right, not {align!r}.")
+    if layer not in ("cross", "rollout"):
+        raise ValueError(f"Of the chosen node the maps show its cross or its rollout, not {layer!r}.")
+
+
+def _below(
+    reads: list[Map], looks: list[Map], minus: list[Map], depth: str, y: float, width: float, theme: ThemeName
+) -> tuple[list[str], float]:
+    """The maps of what is read in depth and of where sites look, and the pixels down to their end."""
+    parts = []
     some = looks if any(not one.instead for one in looks) else []
     first = ("source" if depth == "weights" else "atom", "read")
     groups = [(reads + minus[1:2], first), ((some + minus[2:]) if some else [], ("key", "query"))]
@@ -197,31 +165,26 @@ def maps_picture(
         square, x, deepest = min(square, 330.0), float(MARGIN), 0.0
         for drawn, words in line:
             for k, each_map in enumerate(drawn):
-                deep, made = _small(each_map, x, y, (square, square), words, theme)
+                deep, made = small(each_map, x, y, (square, square), words, theme)
                 parts.append(made)
                 deepest = max(deepest, deep)
                 x += LEFT + square + GAP
-                if k == len(ones) - 1 or (k == len(ones) and not each_map.instead):
-                    parts.append(_bar(each_map.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
+                if k == len(reads) - 1 or (k == len(reads) and not each_map.instead):
+                    parts.append(bar(each_map.scale, x - GAP + 14, y + HEAD, min(square, 200), theme))
                     x += BAR_ROOM - 10
         y += HEAD + square + deepest + 24
-    said = layer_words(layer, ones, rollouts, places, sites, fed)
-    for line in _captions(ones, grids, quantity, aligned, minus, said):
-        for text in wrap(line, width - 2 * MARGIN, TEXT):
-            parts.append(_text(MARGIN, y, text, TEXT, look.bad if "FAILED" in line else look.mute))
-            y += 14
-    return document("".join(parts), width, y + 6, about, theme)
+    return parts, y
 
 
 # --- what is shown ----------------------------------------------------------------------------------
 
 
-def _grids(ones: Sequence[Any], quantity: str) -> list[_Map]:
+def _grids(ones: Sequence[Any], quantity: str) -> list[Map]:
     grids = [grid(one, quantity) for one in ones]
     shared = quantity_range(grids)
     about = grids[0].quantity
     unit = f" ({about.unit})" if about.unit else ""
-    scale = _Scale(
+    scale = Scale(
         label=f"{about.label}{unit}",
         low=shared["lo"],
         high=shared["hi"],
@@ -235,7 +198,7 @@ def _grids(ones: Sequence[Any], quantity: str) -> list[_Map]:
         blank[[i for i, site in enumerate(each.sites) if each.absent or each.why(site)]] = True
         tokens = [glyphs(token) for token in one.tokens]
         maps.append(
-            _Map(
+            Map(
                 name=str(one.model_name),
                 values=each.values,
                 blank=blank,
@@ -253,14 +216,14 @@ def _grids(ones: Sequence[Any], quantity: str) -> list[_Map]:
     return maps
 
 
-def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int | None]) -> list[_Map]:
+def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int | None]) -> list[Map]:
     key = "contribution" if depth == "share" else depth
     shared = depth_range(key, ones)
     label = "share of contributions" if depth == "share" else shared["label"].lower()
     high = 1.0 if depth == "share" else shared["hi"]
     signed = depth != "share" and shared["signed"]
     ramp: RampName = "both" if signed else "warm"
-    scale = _Scale(label=f"{label}, root scale", low=-high if signed else 0.0, high=high, ramp=ramp, warp="root")
+    scale = Scale(label=f"{label}, root scale", low=-high if signed else 0.0, high=high, ramp=ramp, warp="root")
     maps = []
     for i, (one, place) in enumerate(zip(ones, places, strict=True)):
         pos, alone = place or 0, f"no position of {'AB'[i]} stands beside the chosen one" if place is None else ""
@@ -272,7 +235,7 @@ def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int | None]) -
             if depth == "share":
                 values = values / np.nansum(values, axis=1, keepdims=True)
         maps.append(
-            _Map(
+            Map(
                 name=_lettered(i, len(ones), "reads from depth" + ("" if alone else f" at position {pos}")),
                 values=values,
                 blank=blank,
@@ -289,7 +252,7 @@ def _depth_maps(ones: Sequence[Any], depth: str, places: Sequence[int | None]) -
     return maps
 
 
-def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: _Scale) -> _Map:
+def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: Scale) -> Map:
     heads = attention_of(one).get(site) if one.causal else None
     tokens = [glyphs(token) for token in one.tokens]
     which = "mean of heads"
@@ -299,7 +262,7 @@ def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: _Scale)
         which = f"head {head}" if single else "maximum over heads" if head == "max" else which
     else:
         values = np.full((1, 1), np.nan)
-    return _Map(
+    return Map(
         name=_lettered(i, n, f"{site} looks back, {which}" if heads is not None else f"{site}: no sequence attention"),
         values=values,
         blank=~np.tri(len(values), dtype=bool) if heads is not None else np.ones((1, 1), bool),
@@ -314,10 +277,10 @@ def _sequence_map(i: int, n: int, one: Any, site: str, head: str, scale: _Scale)
 
 
 def _feeding(
-    grids: Sequence[_Map], rollouts: Sequence[Any], places: Sequence[int | None], sites: Sequence[str]
-) -> dict[int, _Map]:
+    grids: Sequence[Map], rollouts: Sequence[Any], places: Sequence[int | None], sites: Sequence[str]
+) -> dict[int, Map]:
     """What feeds the chosen node in each panel that has it, on one range: the largest share, its own 1 aside."""
-    found: dict[int, _Map] = {}
+    found: dict[int, Map] = {}
     for i, (drawn, each, at) in enumerate(zip(grids, rollouts, places, strict=False)):
         if each is not None and at is not None and sites[i] in drawn.rows[1:]:
             values = rollout_of(each, len(drawn.rows))
@@ -325,121 +288,8 @@ def _feeding(
                 raise ValueError(f"The rollout of {'AB'[i]} has shape {values.shape}, its grid {drawn.values.shape}.")
             found[i] = feeding(drawn, values, at, sites[i], drawn.scale)
     top = max((float(each.values[~each.blank].max(initial=0.0)) for each in found.values()), default=0.0) or 1.0
-    scale = _Scale(label="share of the node, root scale", low=0.0, high=top, ramp="warm", warp="root")
+    scale = Scale(label="share of the node, root scale", low=0.0, high=top, ramp="warm", warp="root")
     return {i: replace(each, scale=scale) for i, each in found.items()}
-
-
-# --- how it is drawn ----------------------------------------------------------------------------------
-
-
-def _plot(x: float, y: float, width: float, height: float, drawn: _Map, theme: ThemeName) -> Plot:
-    rows, columns = drawn.values.shape
-    ylim = (rows, 0) if drawn.down else (0, rows)
-    plot = Plot(round(x + width), round(y + height), (0, columns), (0, rows), theme=theme)
-    plot.left, plot.top, plot.inner_w, plot.inner_h, plot.marks = round(x), round(y), round(width), round(height), []
-    plot.ylim = ylim
-    return plot
-
-
-def _y(plot: Plot, drawn: _Map, r: float) -> float:
-    rows = drawn.values.shape[0]
-    return plot.top + plot.inner_h * (r / rows if drawn.down else 1 - r / rows)
-
-
-def _small(
-    drawn: _Map, x: float, y: float, size: tuple[float, float], words: tuple[str, str], theme: ThemeName
-) -> tuple[float, str]:
-    """A map without a cross, below its name: the pixels that the names of its columns take, and its SVG."""
-    plot = _plot(x + LEFT, y + HEAD, *size, drawn, theme)
-    name = _text(x, y + 13, clip(drawn.name, int(size[0] / 5.4)), 12, THEMES[theme].ink, bold=True)
-    _cells(plot, drawn, theme)
-    _instead(plot, drawn)
-    return _labels(plot, drawn, *words), name + "".join(plot.marks)
-
-
-def _place(plot: Plot, drawn: _Map, r: int, c: int) -> tuple[float, float, float, float]:
-    rows, columns = drawn.values.shape
-    w, h = plot.inner_w / columns, plot.inner_h / rows
-    return plot.left + c * w, min(_y(plot, drawn, r), _y(plot, drawn, r + 1)), w, h
-
-
-def _cells(plot: Plot, drawn: _Map, theme: ThemeName) -> None:
-    look, values = THEMES[theme], drawn.values.astype(float)
-    finite = np.isfinite(values) & ~drawn.blank
-    steps = drawn.scale.steps(values)
-    table = lut(drawn.scale.ramp, theme)
-    _, _, w, h = _place(plot, drawn, 0, 0)
-    if values.size <= CELLS and min(w, h) >= 3:
-        gap = 0.7 if min(w, h) >= 7 else 0.0
-        for r, c in zip(*np.nonzero(~drawn.blank), strict=True):
-            x, y, _, _ = _place(plot, drawn, int(r), int(c))
-            fill = "#" + table[steps[r, c]].tobytes().hex() if finite[r, c] else look.paper
-            at = {"x": x, "y": y, "width": w - gap, "height": h - gap}
-            tip, node = drawn.tip(int(r), int(c)), drawn.node(int(r), int(c))
-            plot.marks.append(mark("rect", tip, node, **at, fill=fill))
-            if finite[r, c] and values[r, c] == 0 and min(w, h) >= 7:
-                plot.marks.append(sign("zero", x + w / 2, y + h / 2, look.mute))
-            if not finite[r, c]:
-                plot.marks.append(sign("odd", x + w / 2, y + h / 2, look.mute))
-    elif not drawn.blank.all():
-        pixels = np.concatenate([table[steps], np.full((*values.shape, 1), 255, np.uint8)], axis=-1)
-        pixels[~finite] = 0
-        plot.marks.append(
-            image(pixels if drawn.down else pixels[::-1], plot.left, plot.top, plot.inner_w, plot.inner_h)
-        )
-    plot.marks.append(
-        f'<rect x="{plot.left}" y="{plot.top}" width="{plot.inner_w}" height="{plot.inner_h}" fill="none" '
-        f'stroke="{look.hair}" stroke-width=".8"/>'
-    )
-
-
-def _instead(plot: Plot, drawn: _Map) -> None:
-    """Why there is nothing to draw, where arms of a cross leave it legible."""
-    for i, line in enumerate(wrap(drawn.instead, plot.inner_w - 16, 11)):
-        at = f'x="{plot.left + plot.inner_w / 2:.1f}" y="{plot.top + plot.inner_h * 0.2 + 14 * i:.1f}"'
-        look = f'fill="{plot.look.mute}" stroke="{plot.look.paper}" stroke-width="4" paint-order="stroke"'
-        plot.marks.append(f'<text {at} font-size="11" text-anchor="middle" {look}>{say(line)}</text>')
-
-
-def _labels(plot: Plot, drawn: _Map, across: str, upward: str) -> float:
-    """Names of rows and columns; returns the pixels that the columns' take."""
-    rows, columns = drawn.values.shape
-    if drawn.instead and (rows, columns) == (1, 1):
-        return 0.0
-    _, _, w, h = _place(plot, drawn, 0, 0)
-    for r in range(0, rows, max(1, int(np.ceil((TEXT + 1) / h)))):
-        plot.text(plot.left - 6, _y(plot, drawn, r + 0.5) + 3.6, clip(drawn.rows[r], 8), anchor="end", size=TEXT)
-    words = [clip(word, _TICKS) for word in drawn.columns]
-    deep = turned_labels(plot, words, w, plot.top + plot.inner_h)
-    plot.text(plot.left + plot.inner_w / 2, plot.top + plot.inner_h + deep + 14, across, anchor="middle", size=TEXT)
-    middle = plot.top + plot.inner_h / 2
-    plot.marks.append(
-        f'<text transform="translate({plot.left - LEFT + 10} {middle:.1f}) rotate(-90)" text-anchor="middle" '
-        f'font-size="{TEXT}" fill="{plot.look.mute}">{upward}</text>'
-    )
-    return deep + 14
-
-
-def _bar(scale: _Scale, x: float, y: float, height: float, theme: ThemeName) -> str:
-    look = THEMES[theme]
-    parts = [image(np.ascontiguousarray(lut(scale.ramp, theme)[::-1, None]), x, y, 10, height)]
-    steps = (0, 0.25, 0.5, 0.75, 1)
-    words = [fmt(scale.at(part), 3) + (" or more" if part == 1 and scale.above else "") for part in steps]
-    for part, word in zip(steps, words, strict=True):
-        at = y + height * (1 - part)
-        parts.append(f'<path d="M{x + 10:.1f} {at:.1f}h3" stroke="{look.mute}" stroke-width=".8"/>')
-        parts.append(_text(x + 16, at + 3.6, word, TEXT, look.mute))
-    label = scale.label + (f", {scale.warp} scale" if scale.warp == "log" else "")
-    side = x + 20 + max(text_width(word, TEXT) for word in words) + 8
-    turned = f'transform="translate({side:.1f} {y + height / 2:.1f}) rotate(-90)" text-anchor="middle"'
-    parts.append(f'<text {turned} font-size="{TEXT}" fill="{look.mute}">{say(clip(label, int(height / 5)))}</text>')
-    return "".join(parts)
-
-
-def _text(x: float, y: float, words: str, size: float, color: str, *, bold: bool = False, anchor: str = "") -> str:
-    weight = ' font-weight="600"' if bold else ""
-    end = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}"{weight}{end}>{say(words)}</text>'
 
 
 def _lettered(i: int, n: int, words: str) -> str:
@@ -450,23 +300,21 @@ def _named(i: int, one: Any, n: int) -> str:
     return _lettered(i, n, str(one.model_name)) if n > 1 else str(one.model_name)
 
 
-def _grid_height(drawn: _Map) -> int:
+def _grid_height(drawn: Map) -> int:
     return round(max(3.0, min(17.0, 400 / len(drawn.rows))) * len(drawn.rows))
 
 
 def _badge(one: Any, x: float, y: float, look: Any) -> str:
-    checks = one.verify()
-    failed = [check.name for check in checks if not check.passed]
-    words = f"this trace fails: {', '.join(failed)}" if failed else f"this trace: {len(checks)} checks hold"
-    return _text(x, y, words, 11, look.bad if failed else look.good, anchor="end")
+    found = badge(list(one.verify()))
+    return words_at(x, y, found["text"], 11, look.good if found["ok"] else look.bad, anchor="end")
 
 
 def _captions(
     ones: Sequence[Any],
-    grids: Sequence[_Map],
+    grids: Sequence[Map],
     quantity: str,
     aligned: dict[str, Any] | None,
-    minus: Sequence[_Map],
+    minus: Sequence[Map],
     said: Sequence[str],
 ) -> list[str]:
     """What is shown, n, what is left out, the range, and what must be said of the traces."""

@@ -95,10 +95,12 @@ __all__ = [
     "DEPTH",
     "MODES",
     "alignment",
+    "badge",
     "column_meaning",
     "depth_range",
     "exchange_js",
     "holds_of",
+    "layers_of",
     "maps_payload",
     "next_tokens",
     "ordered_reads",
@@ -280,6 +282,11 @@ def alignment(tokens: Sequence[Sequence[str]], rule: str) -> dict[str, Any] | No
     return {"rule": rule, "shift": 0 if rule == "left" else len(b) - len(a), "text": text}
 
 
+def layers_of(sites: Sequence[str]) -> int:
+    """How many blocks these sites are of."""
+    return 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
+
+
 def triangle(pattern: np.ndarray) -> np.ndarray:
     """[..., query, key] -> [..., query (query + 1) / 2 + key]: the causal part, row by row."""
     return pattern[..., *np.tril_indices(pattern.shape[-1])]
@@ -307,7 +314,6 @@ def _panel(
 ) -> dict[str, Any]:
     data = trace.dataset
     sites = [str(site) for site in data["read"].values]
-    layers = 1 + max((int(site.split(".")[0]) for site in sites if "." in site), default=0)
     pack = functools.partial(pack_array, precision=precision)
     patterns = attention_of(trace) if sequence and trace.causal else {}  # the maps draw the past alone
     sent = {} if lean else patterns
@@ -316,8 +322,8 @@ def _panel(
     return {
         "letter": letter,
         "name": str(trace.model_name),
-        "badge": _badge(list(trace.verify())),
-        "layers": layers,
+        "badge": badge(list(trace.verify())),
+        "layers": layers_of(sites),
         "tokens": [str(token) for token in trace.tokens],
         "rows": ["embed", *sites],
         "sequence": {site: pack(triangle(each.mean(axis=0))) for site, each in sent.items()},
@@ -424,7 +430,8 @@ def holds_of(trace: Any, site: str) -> dict[str, list[str]]:
     return {str(name): list(atoms) for name, atoms in sources.items() if list(atoms) != [name]}
 
 
-def _badge(checks: Sequence[Any]) -> dict[str, Any]:
+def badge(checks: Sequence[Any]) -> dict[str, Any]:
+    """How the checks of a trace came out, as the payload has it."""
     if not checks:
         return {"ok": False, "text": "not verified", "lines": ["This trace carries no checks."]}
     failed = [check.name for check in checks if not check.passed]
