@@ -17,7 +17,7 @@ from t2lens import Trace
 from t2lens.analysis.finding import Finding
 from t2lens.apps import loaders
 from t2lens.apps.edits import active, refused
-from t2lens.apps.gallery import PROMPT, VIEW, gallery
+from t2lens.apps.gallery import PROMPT, VIEW, gallery, look
 from t2lens.apps.header import controls, header
 from t2lens.apps.state import (
     ALIGN,
@@ -169,6 +169,8 @@ def run(page: Page) -> None:
         return
     first = state.get("page") != page.path or VIEW in st.query_params  # a link inside the page asks for another view
     notices = _read_url(page, names) if first else []
+    if first:
+        state["example"] = st.query_params.get(VIEW, "")
     if page.bare:
         tell(notices)
         _draw(page, Frame(selection=_selection(), sides=(), first=first, tools=tools))
@@ -178,6 +180,8 @@ def run(page: Page) -> None:
         selection = _selection()
         cut = [notice for prompt in (selection.prompt, selection.prompt_b) for notice in limit_prompt(prompt)[1]]
         tell([*notices, *cut])
+        if said := look(state["example"], a=selection.model_a, b=selection.model_b, prompt=selection.prompt):
+            st.caption(said)
         if not selection.prompt.strip():
             tell(["The prompt is empty: type a few words and press Run."])
         else:

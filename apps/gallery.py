@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-__all__ = ["GALLERY", "PROMPT", "VIEW", "View", "gallery"]
+__all__ = ["GALLERY", "PROMPT", "VIEW", "View", "gallery", "look"]
 
 PROMPT = "And the king said unto the queen, What wilt thou, O queen? And the king"
 
@@ -93,6 +93,18 @@ GALLERY = (
         node="A:10:6.attn",
     ),
 )
+
+
+def look(key: str, **chosen: str) -> str:
+    """What to look at in a view, as long as its models and its prompt are chosen; nothing where it is no view.
+
+    >>> look("axes", a="attnres-full", b="ddl-cc-ec", prompt=PROMPT)[:27]
+    'The cross of a node: left, '
+    >>> look("axes", a="attnres-full", b="ddl", prompt=PROMPT)
+    ''
+    """
+    found = [view for view in GALLERY if view.key == key]
+    return next((view.look for view in found if chosen.items() <= view.params.items()), "")
 
 
 def gallery() -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from t2lens.apps import loaders
 from t2lens.apps.edits import acting, entries, muted, sentence, toggle
-from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL, PROMPT_LIMIT
+from t2lens.apps.state import ALIGN, CLEAN, NO_MODEL
 from t2lens.apps.words import plain
 from t2lens.checks import Verification
 
@@ -24,6 +24,8 @@ STYLE = """<style>
 .st-key-prompt [data-testid="stTextAreaRootElement"], .st-key-prompt textarea
 {height: auto !important; max-height: 5.4rem; field-sizing: content;}
 .st-key-prompt textarea {padding-block: 0.38rem;}
+[data-testid="stPopoverBody"] [data-testid="stPageLink-NavLink"]:not(:hover) {background: none;}
+[data-testid="stPopoverBody"] [data-testid="stPageLink-NavLink"] p {font-weight: 600;}
 [data-testid="stPopoverBody"] [data-testid="stTextAreaRootElement"], [data-testid="stPopoverBody"] textarea
 {height: 9rem; font-family: monospace; font-size: 0.85rem;}
 [data-testid="stPageLink-NavLink"] {padding: 0.1rem 0.5rem;}
@@ -55,6 +57,9 @@ WORDS_USED = {
     "gate, beta": "Deep Delta Learning: 0 keeps what is there, 1 overwrites it along one direction, 2 reflects it.",
 }
 """The words of the pages, for the menu of the header."""
+
+PASTE_LIMIT = 1_000_000
+"""A browser drops a longer text without a word; what is over the limit of a prompt is cut, and that is said."""
 
 SHORT = 8
 """Edits that the short list shows."""
@@ -92,9 +97,9 @@ def controls(names: list[str]) -> None:
         _short_list()
     with rest.form("prompt-form", border=False):
         text, own, button = st.columns([7.4, 1.7, 1.3], vertical_alignment="bottom")
-        text.text_area("Prompt", key="prompt", height=68, max_chars=PROMPT_LIMIT)
+        text.text_area("Prompt", key="prompt", height=68, max_chars=PASTE_LIMIT)
         with own.popover("B: own" if state["prompt_b"].strip() else "B: same", width="stretch"):
-            st.text_area("Prompt of B (empty: the same)", key="prompt_b", height=68, max_chars=PROMPT_LIMIT)
+            st.text_area("Prompt of B (empty: the same)", key="prompt_b", height=68, max_chars=PASTE_LIMIT)
             st.radio(
                 "Prompts of different lengths stand beside each other",
                 ALIGN,

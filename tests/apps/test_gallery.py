@@ -12,6 +12,7 @@ from t2lens.apps.frame import first_view
 from t2lens.apps.gallery import GALLERY, View
 from t2lens.apps.state import fit_cell, parse_url
 from t2lens.apps.views import PAGES
+from tests.apps.pages import open_page, texts, url
 
 
 def test_there_are_six_of_different_kinds() -> None:
@@ -39,3 +40,17 @@ def test_what_a_view_says_of_a_number_is_so() -> None:
         assert str(data["followed"].values[pos]) == " thou"
         found.append(f"{float(np.exp(data['lens_logprob'].sel(read='out').values[pos])):.2f}")
     assert "from {} to {}".format(*found) in view.look
+
+
+def test_a_view_says_what_to_look_at_until_something_else_is_chosen() -> None:
+    view = next(view for view in GALLERY if view.key == "mass")
+    app = open_page(view.page, **view.params, view=view.key)
+    assert not app.exception and "view" not in url(app)
+    assert view.look in [each.value for each in app.caption]
+    box = app.text_area(key="prompt")
+    assert box.proto.max_chars > 25_000  # of a paste over it the browser keeps nothing, and says nothing
+    box.set_value("king " * 5_000)
+    next(each for each in app.button if each.label == "Run").click()
+    app.run()
+    assert not app.exception and view.look not in [each.value for each in app.caption]
+    assert "The prompt has 25000 characters; only the first" in texts(app)
