@@ -133,7 +133,10 @@ def _widget(column: Any, option: Option, entry: Analysis, asked: Any) -> Any:
 
 def _show(findings: Sequence[Any], sides: Sequence[Side], *, key: str) -> None:
     """Title, pictures, table and notes of a finding, or of the same analysis of two models side by side."""
-    for title in dict.fromkeys(map(_title, findings)):
+    titles = [_title(each) for each in findings]
+    if len(set(titles)) > 1:  # each model follows a token of its own, or passes where the other fails
+        titles = [f"{side.letter}  {title}" for side, title in zip(sides, titles, strict=True)]
+    for title in dict.fromkeys(titles):
         st.text(title)
     charts = max(len(each.charts) for each in findings)
     difference = len(findings) > 1 and bool(charts) and st.checkbox("B \u2212 A", key=f"{key}-difference")

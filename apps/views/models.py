@@ -28,7 +28,7 @@ def models(frame: Frame) -> None:  # noqa: ARG001 - every page is given one
     names = loaders.model_names()
     shown, more = st.columns([2.5, 1], gap="large")
     with shown:
-        st.markdown("**Models**: one prompt goes through any two of them, as A and B")
+        st.markdown("**Models**: one prompt goes through any two of them, as A and B. Tick one to read what it is.")
         if state.get("model_shown") not in names:
             state["model_shown"] = state["model_a"] if state["model_a"] in names else names[0]
         _table(names, bundled)
@@ -57,7 +57,9 @@ def _table(names: list[str], bundled: dict[str, Any]) -> None:
     config = {
         "model": st.column_config.TextColumn(width="small"),
         "system": st.column_config.TextColumn(width="medium"),
-        "loss": st.column_config.NumberColumn("loss (nats)", format="%.4f", help="Held-out loss per token."),
+        "loss": st.column_config.NumberColumn(
+            "loss (nats)", format="%.4f", help="Loss per token, on text that was not trained on."
+        ),
         "below bigrams": st.column_config.NumberColumn(
             "below bigrams", format="%.4f", help="How far under the loss of bigram counts, on the same text."
         ),

@@ -141,6 +141,16 @@ def test_edited_stands_against_clean() -> None:
     plain = analysis("lens").run(t2lens.load("standard"), PROMPT)
     assert edited.values.tolist() != clean.values.tolist()
     assert list(clean.iloc[0])[1] == pytest.approx(plain.rows[0][1])
+    assert plain.title in [each.value for each in app.text]  # of both alike
+
+
+def test_titles_that_differ_say_whose_they_are() -> None:
+    text = "And the king said unto the queen, What wilt thou, O queen? And the king"
+    app = open_page(a="attnres-full", b="ddl-cc-ec", prompt=text, analysis="logits")
+    titles = {name: analysis("logits").run(t2lens.load(name), text).title for name in ("attnres-full", "ddl-cc-ec")}
+    assert len(set(titles.values())) == 2
+    said = texts(app).splitlines()
+    assert f"A  {titles['attnres-full']}" in said and f"B  {titles['ddl-cc-ec']}" in said
 
 
 def test_a_finding_is_computed_once() -> None:
