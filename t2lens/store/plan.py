@@ -164,7 +164,9 @@ def read_plan(run: str | Path) -> Plan:
     """The plan of a run folder. ValueError where there is none, or one of another format, or one that was changed."""
     file = Path(run) / "plan.json"
     if not file.is_file():
-        raise ValueError(f"{str(run)!r} is no run of t2lens capture: it has no plan.json.")
+        inside = sorted(each.parent.name for each in Path(run).glob("*/plan.json"))[:3]
+        hint = f" Folders in it that have one: {', '.join(inside)}." if inside else ""
+        raise ValueError(f"{str(run)!r} is no run of t2lens capture: it has no plan.json.{hint}")
     plan, name = parse_plan(file.read_bytes(), str(file)), file.absolute().parent.name
     if name != plan.name and re.fullmatch("[0-9a-f]{16}", name):  # a folder may be given a name of one's own
         raise ValueError(f"{file} is damaged: it is not the plan that the folder {name} is named after.")

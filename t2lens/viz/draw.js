@@ -83,7 +83,7 @@ Object.assign(View.prototype, {
                 : `No arm to the left: ${site} reads only its own position.`);
     const n = p.counted(q.key),
       without = rows * p.T - n,
-      counted = n && `n = ${n} nodes${without ? `; ${without} have no such number` : ""}.`;
+      counted = n && `n = ${n} nodes${without ? `; the ${without} others have no such number and stay blank` : ""}.`;
     m.why.textContent = [words, counted, this.downsampled(g)].filter(Boolean).join(" ");
     m.base.setAttribute(
       "aria-label",

@@ -99,11 +99,12 @@ def train(
     if tokenizer.n_vocab != cfg.d_vocab:
         raise ValueError(f"The tokenizer has {tokenizer.n_vocab} entries, but the config has d_vocab {cfg.d_vocab}.")
     data = encode_split(corpus, tokenizer, "train")
-    held_out = windows(encode_split(corpus, tokenizer, "validation"), cfg.n_ctx, tokenizer.bos_id)
+    rest = encode_split(corpus, tokenizer, "validation")
+    held_out = windows(rest, cfg.n_ctx, tokenizer.bos_id)
     if len(data) < cfg.n_ctx or not len(held_out):
         raise ValueError(
             f"The corpus {str(corpus_folder)!r} is too short: training and held-out part must each fill one window of "
-            f"{cfg.n_ctx - 1} tokens, but they have {len(data)} and {len(held_out)} windows' worth."
+            f"{cfg.n_ctx - 1} tokens, but they have {len(data):,} and {len(rest):,} tokens."
         )
     facts = {
         "config": cfg.to_dict(),

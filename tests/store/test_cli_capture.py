@@ -123,6 +123,9 @@ def test_bad_input_is_one_sentence(small, corpus, tmp_path, arguments: list[str]
 @pytest.mark.parametrize("command", ["check", "repair", "info"])
 def test_what_is_no_run_is_one_sentence(tmp_path, command: str) -> None:
     one_sentence(run("store", command, tmp_path), "is no run of t2lens capture: it has no plan.json")
+    (tmp_path / "abc").mkdir()
+    (tmp_path / "abc" / "plan.json").touch()  # the folder that holds runs, in place of one of them
+    one_sentence(run("store", command, tmp_path), "Folders in it that have one: abc.")
     (tmp_path / "plan.json").write_text("{")
     one_sentence(run("store", command, tmp_path), "plan.json is damaged")
 

@@ -215,7 +215,12 @@ def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path) -> No
     cases: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
         (("attnres-ful", corpus, tmp_path / "m"), {}, "no recipe 'attnres-ful'; did you mean 'attnres-full'"),
         ((CFG, tmp_path / "none", tmp_path / "m"), {}, "is not a folder"),
-        ((CFG, tmp_path / "short", tmp_path / "m"), {}, "is too short"),
+        ((CFG, tmp_path / "short", tmp_path / "m"), {}, "is too short: it gives a vocabulary"),
+        (
+            ("attnres-full", tmp_path / "short", tmp_path / "m"),
+            {},
+            r"is too short: .* 255 tokens, .* \d+ and \d+ tokens",
+        ),
         ((CFG, corpus, tmp_path / "there"), {}, "exists already"),
         ((CFG, corpus, tmp_path / "m"), {"precision": "int8"}, "precision must be"),
         ((CFG, corpus, tmp_path / "m"), {"checkpoint_every": 0}, "checkpoint_every must be"),
