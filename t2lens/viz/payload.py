@@ -157,7 +157,8 @@ def renderer_js() -> str:
     `("cell", ...)`, `("show", ...)` and `("ask", ...)` (see `t2lens.apps.components.maps`). The text contains no `</`.
     """
     read = resources.files("t2lens.viz").joinpath
-    css = json.dumps(read("maps.css").read_text("utf-8")).replace("</", "<\\/")
+    sheets = "".join(read(name).read_text("utf-8") for name in ("maps.css", "node.css"))
+    css = json.dumps(sheets).replace("</", "<\\/")
     parts = [read(name).read_text("utf-8") for name in RENDERER]
     return "\n".join([f"const CSS = {css};", luts_js(), *parts])
 

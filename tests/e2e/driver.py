@@ -1,11 +1,18 @@
-"""How the tests look at the two-axis maps in a page: geometry, pixels, tables, tooltip."""
+"""What the tests show in the two-axis maps, and how they look at it: geometry, pixels, tables, tooltip."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-__all__ = ["Maps", "new_page"]
+import pytest
+
+import t2lens
+from t2lens.config import MLP, Attention, ModelConfig
+
+__all__ = ["BASE", "IDS", "Maps", "Show", "new_page", "same", "trace"]
 
 
 def new_page(browser: Any, width: int = 1440, height: int = 900) -> tuple[Any, list[str]]:
@@ -83,3 +90,27 @@ class Maps:
 
     def answer(self, *answers: dict[str, Any]) -> None:
         self.page.evaluate("a => answer(a)", list(answers))
+
+
+BASE = ModelConfig(
+    d_vocab=50,
+    n_ctx=300,
+    d_model=16,
+    n_layers=3,
+    attention=Attention(n_heads=2, n_kv_heads=1, d_head=8),
+    mlp=MLP(d_mlp=20),
+)
+IDS = [0, 7, 3, 7, 9, 7, 2, 11]
+Show = Callable[..., Maps]
+
+
+def trace(ids: list[int] = IDS, seed: int = 1, **parts: Any) -> t2lens.Trace:
+    return t2lens.trace(t2lens.build(replace(BASE, **parts), seed=seed), ids)
+
+
+def number(text: str) -> float:
+    return float(text.split()[-1])
+
+
+def same(shown: str, value: float) -> bool:
+    return number(shown) == pytest.approx(value, rel=2e-6, abs=1e-9)
