@@ -12,7 +12,7 @@ import streamlit as st
 from t2lens.analysis.finding import Finding
 from t2lens.apps.export import theme
 from t2lens.apps.gate_focus import Focus, show
-from t2lens.apps.words import tell
+from t2lens.apps.words import plain, tell
 from t2lens.viz import gates as draw
 from t2lens.viz.colors import THEMES, regimes
 from t2lens.viz.labels import fmt, glyphs
@@ -54,8 +54,18 @@ def left(focus: Focus, made: Mapping[str, Callable[..., str]], width: int) -> No
     show(focus.side, "gate-map", made["map"](width=width))
     st.caption(f"Beta: {focus.gate.meaning}")
     show(focus.side, "gate-strip", made["tokens"](width=width))
+    st.caption(_here(focus))
     st.html(_table(focus))
     tell(list(focus.tokens.notes[1:]))  # the first says what the table shows
+
+
+def _here(focus: Focus) -> str:
+    """What the chosen sublayer does at the chosen token, in numbers."""
+    data = focus.tokens.dataset
+    here = data.sel(site=focus.site).isel(pos=focus.pos)
+    beta, erased, written = (fmt(float(here[name]), 3) for name in ("beta", "erased", "written"))
+    does = f"it erases {erased} and writes" if data.attrs["erases"] else "it erases nothing and writes"
+    return plain(f"{focus.site} at {focus.here}: beta {beta}; {does} {written} (squared length in the state).")
 
 
 def _table(focus: Focus) -> str:

@@ -98,8 +98,11 @@ def _card(name: str, bundled: dict[str, Any]) -> None:
         with title:
             st.subheader(name, anchor=False)
             st.caption(plain(info.system if info else cfg.residual.describe()))
-        a.button("Use as A", key="use-a", on_click=_use, args=("model_a", name), width="stretch")
-        b.button("Use as B", key="use-b", on_click=_use, args=("model_b", name), width="stretch")
+        for place, letter in ((a, "a"), (b, "b")):
+            key = f"model_{letter}"
+            chosen = st.session_state[key] == name
+            label = f"{'Is' if chosen else 'Use as'} {letter.upper()}"
+            place.button(label, key=f"use-{letter}", on_click=_use, args=(key, name), disabled=chosen, width="stretch")
         main, *others = explain(cfg)
         _explanation(main)
         for each in others:

@@ -14,6 +14,7 @@ import t2lens
 from t2lens.analysis import gate_curve, gate_spectrum, gate_tokens, write_gates
 from t2lens.apps import gate_focus, loaders
 from t2lens.apps.views import gates as page
+from t2lens.apps.words import plain
 from t2lens.model import Transformer
 from t2lens.viz import gates as draw
 from t2lens.viz.labels import fmt
@@ -60,6 +61,8 @@ def test_the_page_shows_the_numbers_of_the_functions(pictures: dict[str, str]) -
         (row[1], str(row[2]), fmt(float(row[4]), 3) if row[4] is not None else "") for row in rows
     ]
     assert "<b>" not in table
+    erased, written = (fmt(float(found[name].sel(site="2.mlp")[3]), 3) for name in ("erased", "written"))
+    assert plain(f"it erases {erased} and writes {written} (squared length") in texts(app)
     for c, beta in enumerate(found["beta"].sel(site="2.mlp").values):
         assert f"position {c} " in pictures["gate-strip-A"]
         assert f"beta {beta:.6g}: " in pictures["gate-strip-A"]
@@ -211,7 +214,7 @@ def test_sizes_of_a_write_only_gate_are_no_regimes(pictures: dict[str, str]) -> 
     app = open_page(a="ddl-write-only", b="none", gates_by="regime")
     assert not app.exception
     assert "below 0.1" in tables(app)[0] and "erased" not in tables(app)[0] and "reflect" not in tables(app)[0]
-    assert "has sizes, no regimes" in texts(app)
+    assert "has sizes, no regimes" in texts(app) and "it erases nothing and writes" in texts(app)
     assert "eigenvalue 1 along k" in pictures["gate-spectrum-A"]
 
 

@@ -184,6 +184,10 @@ def test_an_uploaded_model_is_shown_checked_used_and_dropped() -> None:
     assert path.is_dir()
     app.button(key="use-a").click().run()
     assert app.session_state["model_a"] == "uploaded-1"
+    assert [(app.button(key=key).label, app.button(key=key).disabled) for key in ("use-a", "use-b")] == [
+        ("Is A", True),
+        ("Use as B", False),
+    ]
     # another visitor sees nothing of it
     other = open_page(a="uploaded-1")
     assert "uploaded-1" not in list(other.dataframe[0].value["model"])
