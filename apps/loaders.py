@@ -170,8 +170,12 @@ def address(name: str) -> str:
 
 
 def load(name: str) -> Loaded:
-    """A model of `model_names`; at most four stay in memory. ValueError (one sentence) when its files are damaged."""
-    return _load(name, _weights_hash(name), _address=address(name))
+    """A model of `model_names`; at most four stay in memory. ValueError (one sentence) when its files are damaged, or
+    go while they are read."""
+    try:
+        return _load(name, _weights_hash(name), _address=address(name))
+    except OSError as error:
+        raise ValueError(f"The files of the model {name!r} cannot be read: {error}.") from error
 
 
 def trace(

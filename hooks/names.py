@@ -18,7 +18,7 @@ def is_glob(text: str) -> bool:
 
 def nearest_names(asked: str, names: Iterable[str], n: int = 3) -> list[str]:
     """The `n` names most like `asked`: those that contain it first, then by spelling."""
-    names = list(names)
+    names, asked = list(names), str(asked)  # anything can be asked for
     word = asked.strip("*?").lower()
     holding = [name for name in names if word and word in name.lower()]
     spelled = difflib.get_close_matches(asked, names, n=n, cutoff=0.5)

@@ -69,8 +69,8 @@ def gate_curve(
 
     Raises:
         ValueError: a system without gates on its writes that edits can set, several sequences, no such position, a low
-            end that is not below the high one, steps or top below 1, logits that are not finite. KeyError: no such
-            sublayer or stream.
+            end that is not below the high one, an end too large for the model's numbers, steps or top below 1, logits
+            that are not finite. KeyError: no such sublayer or stream.
 
     Example:
         >>> import t2lens
@@ -91,8 +91,10 @@ def gate_curve(
         raise KeyError(f"This model has no stream {stream!r}; it has {', '.join(gate.streams) or 'one alone'}.")
     if at not in ("all", "position"):
         raise ValueError(f'at must be "all" or "position", not {at!r}.')
-    if steps < 1 or top < 1:
-        raise ValueError(f"steps and top must be at least 1, not {steps} and {top}.")
+    if not all(hasattr(n, "__index__") and n >= 1 for n in (steps, top)):
+        raise ValueError(f"steps and top must be whole numbers of at least 1, not {steps!r} and {top!r}.")
+    if not all(end is None or hasattr(end, "__float__") for end in (low, high)):
+        raise ValueError(f"low and high must be numbers, not {low!r} and {high!r}.")
     batch = read_batch(model, input, attention_mask)
     column = place(batch, pos)
     chosen, hook = writes[site], gates_at(model, writes[site])[gate.name, ""].name
@@ -107,6 +109,8 @@ def gate_curve(
     low, high = span[0] if low is None else low, span[1] if high is None else high
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"The grid must go from a lower to a higher number, not from {low:g} to {high:g}.")
+    if max(abs(low), abs(high)) > (most := torch.finfo(logits.dtype).max):
+        raise ValueError(f"A gate of this model is a {str(logits.dtype).removeprefix('torch.')} of at most {most:.4g}.")
     values = np.linspace(low, high, steps + 1)
     where = batch.valid[0].clone()
     if at == "position":

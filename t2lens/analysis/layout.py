@@ -49,9 +49,11 @@ def columns_of(batch: Batch, pos: int) -> Tensor:
     """[B]: where token number `pos` of every sequence stands, counted over its real tokens (negative: from the end).
 
     Raises:
-        ValueError: a sequence has no such token.
+        ValueError: no whole number, or a sequence has no such token.
     """
-    out = []
+    if isinstance(pos, bool) or not hasattr(pos, "__index__"):
+        raise ValueError(f"pos must be a whole number, not {pos!r}.")
+    pos, out = int(pos), []
     for i, valid in enumerate(batch.valid):
         real = valid.nonzero().squeeze(-1)
         if not -len(real) <= pos < len(real):

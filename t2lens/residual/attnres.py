@@ -245,7 +245,7 @@ def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
     ordered = scores.sort(dim=-1, descending=True).values
     k = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
     excess = ordered.cumsum(dim=-1) - 1
-    support = (k * ordered > excess).sum(dim=-1, keepdim=True)
+    support = (k * ordered > excess).sum(dim=-1, keepdim=True).clamp(min=1)  # none where scores are NaN: so is all
     threshold = excess.gather(-1, support - 1) / support
     return (scores - threshold).clamp(min=0).movedim(-1, dim)
 
@@ -260,7 +260,7 @@ def entmax(scores: Tensor, dim: int = -1) -> Tensor:
         mean = ordered.cumsum(dim=-1) / k
         spread = ordered.square().cumsum(dim=-1) - k * mean.square()
         threshold = mean - ((1 - spread) / k).clamp(min=0).sqrt()
-        n = (threshold <= ordered).sum(dim=-1, keepdim=True)
+        n = (threshold <= ordered).sum(dim=-1, keepdim=True).clamp(min=1)  # as in sparsemax
         support = half >= ordered.gather(-1, n - 1)
         n = support.sum(dim=-1, keepdim=True)  # of equal entries all or none
     mean = (half * support).sum(dim=-1, keepdim=True) / n

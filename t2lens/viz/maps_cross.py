@@ -24,7 +24,10 @@ _NEAR, _WIDE = 9, 26  # pixels between two numbers, up and across, below which t
 def rollout_of(found: Any, n_rows: int) -> np.ndarray:
     """[row, pos] of a rollout (`t2lens.analysis.rollout`): row 0 is what each embedding absorbs, above it the mass that
     passes each site; NaN above the site that it starts from."""
-    data, mass = found.dataset, found.dataset["mass"].transpose("site", "pos").values
+    data = getattr(found, "dataset", {})
+    if "mass" not in data:
+        raise TypeError(f"A rollout is what t2lens.analysis.rollout finds, not {type(found).__name__}.")
+    mass = data["mass"].transpose("site", "pos").values
     values = np.full((n_rows, mass.shape[1]), np.nan)
     values[0], values[1 : 1 + len(mass)] = data["absorbed"].values, mass
     return values

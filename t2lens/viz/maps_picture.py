@@ -28,6 +28,7 @@ from t2lens.viz.svg import TEXT, document, wrap
 __all__ = ["maps_picture"]
 
 MARGIN, GAP, BAR_ROOM = 24, 34, 96
+NARROWEST, WIDEST = 400, 20_000  # pixels
 GAP_WORD = "\u00a0\u00a0"  # two spaces that SVG keeps
 Chosen = tuple[int, int, str]
 
@@ -58,7 +59,11 @@ def maps_picture(
     trace, or None. ValueError for a choice that does not exist.
     """
     _check(traces, depth, compare, align, layer)
-    panel, pos, site = cell or (0, len(traces[0].tokens) - 1, "out")
+    panel, pos, site = _node(traces, cell)
+    if theme not in THEMES:
+        raise ValueError(f"A picture is {' or '.join(THEMES)}, not {theme!r}.")
+    if not hasattr(width, "__float__") or not NARROWEST <= width <= WIDEST:
+        raise ValueError(f"width is a number of pixels from {NARROWEST} to {WIDEST}, not {width!r}.")
     ones = [trace.of_way(way if way in trace.ways else None) for trace in traces]
     aligned = alignment([one.tokens for one in ones], align)
     shift = aligned["shift"] if aligned else 0
@@ -68,7 +73,7 @@ def maps_picture(
     sequence = Scale(label="sequence attention, root scale", low=0.0, high=1.0, ramp="warm", warp="root")
     looks = [_sequence_map(i, len(ones), one, sites[i], head, sequence) for i, one in enumerate(ones)]
     grids = _grids(ones, quantity)
-    fed = _feeding(grids, rollouts, places, sites) if layer == "rollout" else {}
+    fed = _feeding(grids, rollouts or (), places, sites) if layer == "rollout" else {}
     minus: list[Map] = []  # of the grids, the reads and where they look
     if compare == "difference" and len(ones) == 2:
         same = sites[1] == same_site(sites[0], every[1], every[0], exact=True)
@@ -147,6 +152,23 @@ def _check(traces: Sequence[Any], depth: str, compare: str, align: str, layer: s
         raise ValueError(f"Positions are aligned left or right, not {align!r}.")
     if layer not in ("cross", "rollout"):
         raise ValueError(f"Of the chosen node the maps show its cross or its rollout, not {layer!r}.")
+
+
+def _node(traces: Sequence[Any], cell: Any) -> Chosen:
+    """The chosen node; by default the last position of the first trace at "out"."""
+    if cell is None:
+        return 0, len(traces[0].tokens) - 1, "out"
+    if not isinstance(cell, list | tuple) or len(cell) != 3:
+        raise ValueError(f'A node is (panel, position, site), like (0, 3, "out"), not {cell!r}.')
+    panel, pos, site = cell
+    if panel not in range(len(traces)):
+        raise ValueError(f"panel counts the traces, from 0 to {len(traces) - 1}; it is {panel!r}.")
+    if pos not in range(n := len(traces[panel].tokens)):
+        raise ValueError(f"A trace of {n} tokens has the positions 0 to {n - 1}, not {pos!r}.")
+    names = ["embed", *map(str, traces[panel].of_way().dataset["read"].values)]
+    if site not in names:
+        raise ValueError(f"The trace has no site {site!r}; it has {', '.join(names)}.")
+    return panel, pos, site
 
 
 def _below(
@@ -286,6 +308,9 @@ def _feeding(
             values = rollout_of(each, len(drawn.rows))
             if values.shape != drawn.values.shape:
                 raise ValueError(f"The rollout of {'AB'[i]} has shape {values.shape}, its grid {drawn.values.shape}.")
+            top = drawn.rows.index(sites[i])  # all of the node passes the node itself, and nothing is above it
+            if not np.isnan(values[top + 1 :]).all() or not np.isclose(values[top, at], 1):
+                raise ValueError(f"The rollout of {'AB'[i]} is not of the chosen node, {sites[i]} at position {at}.")
             found[i] = feeding(drawn, values, at, sites[i], drawn.scale)
     top = max((float(each.values[~each.blank].max(initial=0.0)) for each in found.values()), default=0.0) or 1.0
     scale = Scale(label="share of the node, root scale", low=0.0, high=top, ramp="warm", warp="root")

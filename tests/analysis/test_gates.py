@@ -90,11 +90,22 @@ def test_a_pass_with_each_gate_as_an_edit_gives_the_curve(name: str, stream: str
         ({"stream": "stream9"}, "no stream 'stream9'; it has stream0"),
         ({"low": 2.0, "high": 1.0}, "from 2 to 1"),
         ({"low": float("nan")}, "from nan to 2"),
+        ({"low": "a"}, "low and high must be numbers, not 'a' and None"),
+        ({"low": -1e300, "high": 1e309}, "from -1e\\+300 to inf"),
+        ({"steps": 2.5}, "steps and top must be whole numbers of at least 1, not 2.5 and 8"),
+        ({"top": None}, "steps and top must be whole numbers of at least 1, not 20 and None"),
+        ({"pos": 1.0}, "pos must be a whole number, not 1.0"),
+        ({"site": 3}, "No sublayer 3 has a gate"),
     ],
 )
 def test_bad_options_are_a_sentence(options: dict[str, Any], error: str) -> None:
     with pytest.raises((ValueError, KeyError), match=error):
-        gate_curve(tiny("mhc", 1), [2, 8], site="1.attn", **options)
+        gate_curve(tiny("mhc", 1), [2, 8], **{"site": "1.attn", **options})
+
+
+def test_a_gate_beyond_the_numbers_of_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="is a float16 of at most 6"):
+        gate_curve(tiny("mhc", 1, dtype=torch.float16), [2, 8], site="1.attn", low=0.0, high=1e6)
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in GATED and not name.startswith("ddl")])

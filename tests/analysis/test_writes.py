@@ -117,6 +117,9 @@ def test_one_token_has_no_loss_and_what_is_asked_wrongly_is_said() -> None:
         ablate_writes(model, [3, 4], by="median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pos must lie"):
         ablate_writes(model, [3, 4], pos=2)
+    for pos in (True, 0.5, None):
+        with pytest.raises(ValueError, match=f"pos must be a whole number, not {pos}"):
+            ablate_writes(model, [3, 4], pos=pos)  # type: ignore[arg-type]
 
 
 def test_under_edits_it_is_of_the_edited_pass_or_refused() -> None:

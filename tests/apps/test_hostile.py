@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,13 @@ def test_edits_under_which_nothing_is_finite(path: str) -> None:
     for follow in ("likeliest", "next") if path == "lens" else ():
         app = open_page(path, a="ddl", b="clean", prompt="the king saw", edits=OVERFLOW, lens_follow=follow)
         assert not app.exception and "A has no likeliest token here" in texts(app)
+
+
+def test_files_that_go_while_they_are_served_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    monkeypatch.setitem(loaders._ADDED, tmp_path.name, str(tmp_path))
+    with pytest.raises(ValueError, match=r"files of the model .* cannot be read"):
+        loaders.load(tmp_path.name)
 
 
 def test_a_column_of_a_table_is_of_one_kind() -> None:

@@ -195,6 +195,14 @@ def test_sparsemax_is_the_projection_onto_the_simplex(seed):
     assert ((gradient * p).sum(-1) <= gradient.min(-1).values + 1e-9).all()
 
 
+@pytest.mark.parametrize("normalise", [sparsemax, entmax])
+def test_where_scores_are_not_finite_no_weight_is_a_number(normalise):
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    scores[0, 2], scores[1, 1] = torch.nan, torch.inf
+    p = normalise(scores)
+    assert p[:2].isnan().any(-1).all() and torch.equal(p[2], normalise(scores[2]))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_entmax_solves_its_equation_and_has_exact_zeros(seed):
     scores = 3 * torch.randn(40, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

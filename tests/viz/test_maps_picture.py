@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import t2lens
+from t2lens.analysis import rollout
 from t2lens.config import Attention
 from t2lens.residual import AttnRes
 from t2lens.viz.maps_picture import maps_picture
@@ -145,3 +146,32 @@ def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="its cross or its rollout"):
         maps_picture([one], layer="all")  # type: ignore[arg-type]
     assert MINUS not in maps_picture([one], compare="difference")
+    for cell, words in (
+        ("out", r"A node is \(panel, position, site\)"),
+        ((1, 0, "out"), "panel counts the traces, from 0 to 0"),
+        ((0, 2, "out"), "positions 0 to 1, not 2"),
+        ((0, -1, "out"), "positions 0 to 1, not -1"),
+        ((0, 1, "7.mlp"), "no site '7.mlp'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            maps_picture([one], cell=cell)  # type: ignore[arg-type]
+    for width in (float("nan"), -5, "wide"):
+        with pytest.raises(ValueError, match="width is a number of pixels"):
+            maps_picture([one], width=width)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="light or dark"):
+        maps_picture([one], theme="grey")  # type: ignore[arg-type]
+
+
+def test_a_rollout_of_another_node_is_not_drawn_as_that_of_the_chosen_one() -> None:
+    ids = random.Random().sample(range(50), 5)
+    cfg = t2lens.ModelConfig(d_vocab=50, n_ctx=32, d_model=16, n_layers=2, residual=AttnRes())
+    model = t2lens.build(cfg, seed=3)
+    one, found = t2lens.trace(model, ids), rollout(model, ids, pos=3, site="1.attn")
+    assert "share of 1.attn@3 that passes here" in maps_picture(
+        [one], cell=(0, 3, "1.attn"), layer="rollout", rollouts=[found]
+    )
+    for pos, site in ((2, "1.attn"), (3, "1.mlp"), (3, "0.mlp")):
+        with pytest.raises(ValueError, match=f"not of the chosen node, {site} at position {pos}"):
+            maps_picture([one], cell=(0, pos, site), layer="rollout", rollouts=[found])
+    with pytest.raises(TypeError, match=r"what t2lens\.analysis\.rollout finds, not int"):
+        maps_picture([one], cell=(0, 3, "1.attn"), layer="rollout", rollouts=[3])
