@@ -26,6 +26,7 @@ STYLE = """<style>
 .t2-regimes th:first-child, .t2-regimes td:first-child, .t2-regimes th:last-child, .t2-regimes td:last-child
 {text-align: left;}
 .t2-regimes td:last-child {overflow: hidden; text-overflow: ellipsis; max-width: 11rem; unicode-bidi: plaintext;}
+.st-key-gates_by button {min-height: 2.5rem;}
 .t2-regimes i {display: inline-block; box-sizing: border-box; width: 10px; height: 10px; margin-right: 6px;}
 </style>"""
 

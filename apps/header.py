@@ -23,7 +23,9 @@ STYLE = """<style>
 {min-height: 2.6rem; height: 2.6rem;}
 .st-key-prompt [data-testid="stTextAreaRootElement"], .st-key-prompt textarea
 {height: auto !important; max-height: 5.4rem; field-sizing: content;}
-.st-key-prompt textarea {padding-block: 0.38rem;}
+.st-key-prompt [data-testid="stTextAreaRootElement"], .st-key-prompt textarea {min-height: 2.36rem;}
+.st-key-prompt textarea {padding-block: 0.29rem;}
+.st-key-prompt label {min-height: 0; margin-bottom: 0.1rem;}
 [data-testid="stPopoverBody"] [data-testid="stPageLink-NavLink"]:not(:hover) {background: none;}
 [data-testid="stPopoverBody"] [data-testid="stPageLink-NavLink"] p {font-weight: 600;}
 [data-testid="stPopoverBody"] [data-testid="stTextAreaRootElement"], [data-testid="stPopoverBody"] textarea
@@ -98,7 +100,8 @@ def controls(names: list[str]) -> None:
     with rest.form("prompt-form", border=False):
         text, own, button = st.columns([7.4, 1.7, 1.3], vertical_alignment="bottom")
         text.text_area("Prompt", key="prompt", height=68, max_chars=PASTE_LIMIT)
-        with own.popover("B: own" if state["prompt_b"].strip() else "B: same", width="stretch"):
+        said = "B: own" if state["prompt_b"].strip() else "B: same"
+        with own.popover(said, width="stretch", help="Whether B reads this prompt or one of its own"):
             st.text_area("Prompt of B (empty: the same)", key="prompt_b", height=68, max_chars=PASTE_LIMIT)
             st.radio(
                 "Prompts of different lengths stand beside each other",
