@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2lens.files import write_file
-from t2lens.zoo.tokenizer import BOS, Tokenizer, byte_of_char
+from t2lens.zoo.tokenizer import BOS, Tokenizer, byte_of_char, spelled
 
 if TYPE_CHECKING:
     import tokenizers
@@ -72,7 +72,7 @@ class PublishedTokenizer:
             return self._core.decode([self._check(id) for id in ids], skip_special_tokens=True)
 
     def str_token(self, id: int) -> str:
-        """Text of one id, by itself; a special token under its name, an id without a token as <id>."""
+        """Text of one id, by itself, as `spelled`; a special token under its name, an id without a token as <id>."""
         piece = self._core.id_to_token(self._check(id))
         if piece is None:
             return f"<{id}>"
@@ -82,7 +82,7 @@ class PublishedTokenizer:
             return piece.replace("\u2581", " ")  # how sentencepiece writes a space
         if not all(char in self._bytes for char in piece):
             return piece  # an added token is written as it is
-        return bytes(self._bytes[char] for char in piece).decode("utf-8", errors="replace")
+        return spelled(bytes(self._bytes[char] for char in piece))
 
     def str_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.str_token(id) for id in ids]

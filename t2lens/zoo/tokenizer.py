@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 BOS, PAD = "<|bos|>", "<|pad|>"
 N_VOCAB = 2048
-_GLYPHS = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5"}
 _CHUNK = 1 << 16
 _CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)|(?<=[A-Za-z0-9])(?=[,.;:!?])")
 
@@ -35,6 +34,16 @@ def byte_of_char() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(other)}
+
+
+def spelled(raw: bytes) -> str:
+    """A token's bytes as text; those that are no whole character each as <0xF0>, as sentencepiece writes them.
+
+    >>> spelled(" \u00e9".encode()), spelled("\u00e9".encode()[:1])
+    (' \u00e9', '<0xC3>')
+    """
+    text = raw.decode("utf-8", errors="surrogateescape")
+    return "".join(f"<0x{ord(char) - 0xDC00:02X}>" if "\udc80" <= char <= "\udcff" else char for char in text)
 
 
 def chunks(text: str, size: int = _CHUNK) -> Iterator[str]:
@@ -165,31 +174,14 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def str_token(self, id: int) -> str:
-        """Text of one id, by itself; a special token under its name, an id that a model has beyond ours as <id>."""
+        """Text of one id, by itself, as `spelled`; a special token under its name, an id that a model has beyond ours as
+        <id>."""
         if (id := int(id)) >= self.n_vocab:
             return f"<{id}>"
-        return self._bytes[self._check(id)].decode("utf-8", errors="replace")
+        return spelled(self._bytes[self._check(id)])
 
     def str_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.str_token(token) for token in ids]
-
-    def display(self, token: int) -> str:
-        """One id as visible glyphs: space, newline and tab as signs, other control and partial bytes as <F0>."""
-        raw = self._bytes[self._check(token)]
-        parts = []
-        for char in raw.decode("utf-8", errors="surrogateescape"):
-            if 0xDC80 <= ord(char) <= 0xDCFF:
-                parts.append(f"<{ord(char) - 0xDC00:02X}>")
-            elif char in _GLYPHS:
-                parts.append(_GLYPHS[char])
-            elif not char.isprintable():
-                parts.append("".join(f"<{byte:02X}>" for byte in char.encode("utf-8")))
-            else:
-                parts.append(char)
-        return "".join(parts)
-
-    def display_tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.display(token) for token in ids]
 
     def _check(self, token: int) -> int:
         token = int(token)
