@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,71 +154,3 @@ def logit_shares_of(model: Transformer, parts: Tensor, read: Tensor, ids: Tensor
     the scale of that read. ValueError where the head is not linear."""
     normed = model.normed_shares(parts.double(), read.double())
     return (normed * model.W_U[:, ids].movedim(0, -1).to(normed.dtype)).sum(dim=-1)
-
-
-# --- what a trace keeps of both --------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def follow_variables(
-    model: Transformer,
-    reads: dict[str, Tensor],
-    logits: Tensor,
-    followed: Followed,
-    parts: Tensor | None,
-    top: int,
-    *,
-    plain: bool = True,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Variables and coordinates of a trace (without its NaN) that follow a token.
-
-    reads: name -> [T, D], "out" among them. logits [T, V]. parts: [A + 1, T, D] of the last read, of every atom and of
-    what an edit of the read put in; None where no sum of parts gives the logits. plain: whether logits are the readout
-    of "out" as it is (no edit of the readout itself).
-    """
-    n_pos, dtype = len(logits), torch.float64 if logits.dtype == torch.float64 else torch.float32
-    there, ids = followed.ids >= 0, followed.ids.clamp(min=0)
-    found = {name: logits.new_full((len(reads), n_pos), torch.nan, dtype=dtype) for name in ("logprob", "rank", "kl")}
-    best = logits.new_full((len(reads), n_pos, top), torch.nan, dtype=dtype)
-    best_ids = torch.zeros(len(reads), n_pos, top, dtype=torch.int64, device=logits.device)
-    for at in chunks(model, n_pos):
-        final = logits[at].double().log_softmax(dim=-1)
-        for i, (name, read) in enumerate(reads.items()):
-            own = final if name == "out" and plain else lens(model, read[at])
-            values = lens_values(own, final, ids[at])
-            for key in ("logprob", "rank"):
-                values[key] = values[key].masked_fill(~there[at], torch.nan)
-            for key, table in found.items():
-                table[i, at] = values[key].to(dtype)
-            likeliest = own.topk(top, dim=-1)
-            best[i, at], best_ids[i, at] = likeliest.values.to(dtype), likeliest.indices
-    kept, index = best_ids.unique(return_inverse=True)
-    of_read, spelled = ("read", "pos"), [word(model, i) for i in kept.tolist()]
-    names = [word(model, i) if i >= 0 else "" for i in followed.ids.tolist()]
-    out: dict[str, Any] = {
-        "followed": ("pos", np.array(names, dtype=object), {"meaning": "the token that is followed; empty: none"}),
-        "followed_id": ("pos", followed.ids.cpu().numpy(), {"meaning": "its id; -1: none"}),
-        "lens_logprob": (of_read, _numbers(found["logprob"]), {"unit": "nats"}),
-        "lens_rank": (of_read, _numbers(found["rank"]), {"unit": "place"}),
-        "lens_kl": (of_read, _numbers(found["kl"]), {"unit": "nats"}),
-        "lens_top": ((*of_read, "k"), index.to(torch.int32).cpu().numpy(), {"meaning": "index into word"}),
-        "lens_top_logprob": ((*of_read, "k"), _numbers(best), {"unit": "nats"}),
-    }
-    if model.unembed.is_linear:
-        shares = logits.new_full((len(model.atoms) + 1, n_pos), torch.nan, dtype=torch.float64)
-        bias = model.logit_bias.double()[ids]
-        if parts is not None:
-            shares = logit_shares_of(model, parts, reads["out"], ids)
-        whole = logits.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        shares, rest, whole = (
-            x.masked_fill(~there, torch.nan).to(dtype) for x in (shares[:-1], bias + shares[-1], whole)
-        )
-        what = "the bias, and what an edit of the last read put in"
-        out["logit_share"] = (("atom", "pos"), _numbers(shares), {"unit": "logit"})
-        out["logit_bias"] = ("pos", _numbers(rest), {"unit": "logit", "meaning": what})
-        out["logit"] = ("pos", _numbers(whole), {"unit": "logit"})
-    return out, {"word": np.array(spelled, dtype=object)}
-
-
-def _numbers(x: Tensor) -> np.ndarray:
-    return x.cpu().numpy()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from t2lens.edits import Marks
 from t2lens.mixing import ForwardRecord, account_by_read
-from t2lens.readout import Followed, follow_variables
+from t2lens.readout import Followed, chunks, lens, lens_values, logit_shares_of, word
 from t2lens.residual import Read, by_way
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _TOP = 5  # predicted tokens kept per position
 
 
 def _array(x: Tensor) -> np.ndarray:
-    """numpy of the trace's dtype: float64 stays, everything narrower becomes float32."""
-    return (x if x.dtype == torch.float64 else x.float()).detach().cpu().numpy()
+    """numpy of the trace's dtype, see `_kept`."""
+    return x.detach().to(_kept(x)).cpu().numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,74 @@ def followed_variables(
         put_in = used - record.made["out"][0].double() if "out" in touched.reads else torch.zeros_like(used)
         parts = torch.cat([last[:, 0].double(), put_in.unsqueeze(0)])
     reads = {read.name: record.reads[read.name][0] for read in model.reads}
-    top = min(_TOP, model.cfg.d_vocab)
-    return follow_variables(model, reads, logits[0], followed, parts, top, plain=not touched.readout)
+    out, coords = _lens_variables(model, reads, logits[0], followed, plain=not touched.readout)
+    if model.unembed.is_linear:
+        out |= _share_variables(model, reads["out"], logits[0], followed, parts)
+    return out, coords
+
+
+@torch.no_grad()
+def _lens_variables(
+    model: Transformer, reads: dict[str, Tensor], logits: Tensor, followed: Followed, *, plain: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the lens makes of every read (name -> [T, D]), and the likeliest tokens, as words of a coordinate. plain:
+    whether the logits [T, V] are the readout of "out" as it is (no edit of the readout itself)."""
+    n_pos, top, dtype = len(logits), min(_TOP, model.cfg.d_vocab), _kept(logits)
+    there, ids = followed.ids >= 0, followed.ids.clamp(min=0)
+    found = {name: logits.new_full((len(reads), n_pos), torch.nan, dtype=dtype) for name in ("logprob", "rank", "kl")}
+    best = logits.new_full((len(reads), n_pos, top), torch.nan, dtype=dtype)
+    best_ids = torch.zeros(len(reads), n_pos, top, dtype=torch.int64, device=logits.device)
+    for at in chunks(model, n_pos):
+        final = logits[at].double().log_softmax(dim=-1)
+        for i, (name, read) in enumerate(reads.items()):
+            own = final if name == "out" and plain else lens(model, read[at])
+            values = lens_values(own, final, ids[at])
+            for key in ("logprob", "rank"):
+                values[key] = values[key].masked_fill(~there[at], torch.nan)
+            for key, table in found.items():
+                table[i, at] = values[key].to(dtype)
+            likeliest = own.topk(top, dim=-1)
+            best[i, at], best_ids[i, at] = likeliest.values.to(dtype), likeliest.indices
+    kept, index = best_ids.unique(return_inverse=True)
+    of_read, spelled = ("read", "pos"), [word(model, i) for i in kept.tolist()]
+    names = [word(model, i) if i >= 0 else "" for i in followed.ids.tolist()]
+    out: dict[str, Any] = {
+        "followed": ("pos", np.array(names, dtype=object), {"meaning": "the token that is followed; empty: none"}),
+        "followed_id": ("pos", followed.ids.cpu().numpy(), {"meaning": "its id; -1: none"}),
+        "lens_logprob": (of_read, _array(found["logprob"]), {"unit": "nats"}),
+        "lens_rank": (of_read, _array(found["rank"]), {"unit": "place"}),
+        "lens_kl": (of_read, _array(found["kl"]), {"unit": "nats"}),
+        "lens_top": ((*of_read, "k"), index.to(torch.int32).cpu().numpy(), {"meaning": "index into word"}),
+        "lens_top_logprob": ((*of_read, "k"), _array(best), {"unit": "nats"}),
+    }
+    return out, {"word": np.array(spelled, dtype=object)}
+
+
+@torch.no_grad()
+def _share_variables(
+    model: Transformer, read: Tensor, logits: Tensor, followed: Followed, parts: Tensor | None
+) -> dict[str, Any]:
+    """Shares of the followed logits, and these. parts: [A + 1, T, D] of the last read [T, D], of every atom and of what
+    an edit of the read put in; None where no sum of parts gives the logits [T, V]."""
+    there, ids = followed.ids >= 0, followed.ids.clamp(min=0)
+    shares = logits.new_full((len(model.atoms) + 1, len(logits)), torch.nan, dtype=torch.float64)
+    if parts is not None:
+        shares = logit_shares_of(model, parts, read, ids)
+    rest, whole = model.logit_bias.double()[ids] + shares[-1], logits.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    share, rest, whole = (
+        _array(x.masked_fill(~there, torch.nan).to(_kept(logits))) for x in (shares[:-1], rest, whole)
+    )
+    what = "the bias, and what an edit of the last read put in"
+    return {
+        "logit_share": (("atom", "pos"), share, {"unit": "logit"}),
+        "logit_bias": ("pos", rest, {"unit": "logit", "meaning": what}),
+        "logit": ("pos", whole, {"unit": "logit"}),
+    }
+
+
+def _kept(logits: Tensor) -> torch.dtype:
+    """The dtype of the trace: float64 stays, everything narrower becomes float32."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def depth_weights(model: Transformer, record: ForwardRecord) -> dict[str, Tensor]:
