@@ -73,9 +73,9 @@ def theme() -> ThemeName:
     return st.context.theme.type or "light"
 
 
-def export_menu(downloads: Sequence[Download], *, code: str = "", key: str, label: str = "Export") -> None:
+def export_menu(downloads: Sequence[Download], *, code: str = "", key: str) -> None:
     """A popover with a button for each file, and the Python that makes the same."""
-    with st.popover(label, icon=":material/download:"):
+    with st.popover("Export", icon=":material/download:"):
         if find_spec("vl_convert") is None:
             st.text("PNG needs vl-convert-python (pip install vl-convert-python).")
         places = st.columns(2)

@@ -135,7 +135,7 @@ class _Visit:
         self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=180_000)
 
     def click(self, across: float, up: float) -> float:
-        """Seconds until the node at this fraction of the grid is chosen and drawn; the server hears of it afterwards."""
+        """Seconds until the node at this fraction of the grid is chosen and drawn; the server hears of it later."""
         canvas = self.page.locator('[data-map="grid-A"]')
         g = canvas.evaluate("(canvas) => JSON.parse(canvas.dataset.geom)")
         x, y = g["x"] + across * g["cols"] * g["cw"], g["y"] + (1 - up) * g["rows"] * g["ch"]
