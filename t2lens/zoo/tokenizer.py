@@ -174,8 +174,7 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def str_token(self, id: int) -> str:
-        """Text of one id, by itself, as `spelled`; a special token under its name, an id that a model has beyond ours as
-        <id>."""
+        """Text of one id by itself, as `spelled`; a special token under its name, one that only a model has as <id>."""
         if (id := int(id)) >= self.n_vocab:
             return f"<{id}>"
         return spelled(self._bytes[self._check(id)])
