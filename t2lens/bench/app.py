@@ -135,14 +135,16 @@ class _Visit:
         self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=180_000)
 
     def click(self, across: float, up: float) -> float:
-        """Seconds until the node at this fraction of the grid is chosen and drawn; the server hears of it later."""
+        """Seconds until the node at this fraction of the grid is chosen and drawn, with what the server is asked of it.
+        Where the browser has all of it, the server hears of the choice later."""
         canvas = self.page.locator('[data-map="grid-A"]')
         g = canvas.evaluate("(canvas) => JSON.parse(canvas.dataset.geom)")
         x, y = g["x"] + across * g["cols"] * g["cw"], g["y"] + (1 - up) * g["rows"] * g["ch"]
         before = self.page.locator(".t2l").first.get_attribute("data-cell")
         start = time.perf_counter()
         canvas.click(position={"x": x, "y": y})
-        while self.page.locator(".t2l").first.get_attribute("data-cell") == before:
+        maps = self.page.locator(".t2l").first
+        while maps.get_attribute("data-cell") == before or maps.get_attribute("aria-busy") == "true":
             if time.perf_counter() - start > 30:
                 raise ValueError("A click on the maps chose nothing within 30 seconds.")
             time.sleep(0.005)

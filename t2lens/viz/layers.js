@@ -44,6 +44,7 @@ Object.assign(View.prototype, {
     if (!this.served || this.player?.timer) return;
     const wants = this.wants(),
       asked = JSON.stringify(wants);
+    this.box.setAttribute("aria-busy", String(wants.length > 0));
     if (!wants.length || asked === this.asked) return;
     this.asked = asked;
     this.onSelect("ask", { wants });

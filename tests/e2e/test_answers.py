@@ -110,6 +110,7 @@ def test_the_rollout_of_a_clicked_node_is_that_of_the_analysis(page: Any, server
     maps.page.get_by_role("button", name="Back").click()
     assert maps.cell() == {"panel": 1, "pos": pos, "site": site}
     assert "embeddings of" in maps.said("grid-B")
+    assert maps.page.locator(".t2l").first.get_attribute("aria-busy") == "false"
 
 
 def test_effects_of_both_models_stand_beside_mass(page: Any, server: str) -> None:
