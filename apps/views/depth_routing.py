@@ -305,7 +305,8 @@ def _effects(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
         counted += (
             " Scales of A and B differ: their masses are not the same thing." if len(found) == 2 and not same else ""
         )
-        look = {"width": _width(len(every)), "limits": shared, "counted": counted, "chosen": state["cell"].site}
+        look = {"width": _width(len(every)), "limits": shared, "counted": counted, "whose": each.side.head}
+        look["chosen"] = state["cell"].site
         with place:
             pictures.draw(f"effects-{each.side.letter}", functools.partial(effects_picture, dots, **look))
 
@@ -324,7 +325,8 @@ def _content(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
     for place, each, finding in found:
         what = "Of own depth weights." if "source" in finding.dataset.dims else "Of coefficients of atoms."
         counted = f"{what} {finding.notes[0].split('. ')[0]}, start tokens counted."
-        look = {"width": _width(len(every)), "counted": counted, "chosen": state["cell"].site}
+        look = {"width": _width(len(every)), "counted": counted, "whose": each.side.head}
+        look["chosen"] = state["cell"].site
         with place:
             pictures.draw(f"content-{each.side.letter}", functools.partial(content_picture, finding, **look))
 
@@ -340,7 +342,7 @@ def _profile(every: list[_Shown], state: Any, pictures: _Pictures) -> None:
     shared = profile_limits([finding for _, _, finding in found]) if found else None
     for place, each, finding in found:
         counted = of_profile(finding, "share", where=OVER[over]).counted
-        look = {"width": _width(len(every)), "limits": shared, "counted": counted}
+        look = {"width": _width(len(every)), "limits": shared, "counted": counted, "whose": each.side.head}
         with place:
             pictures.draw(f"profile-{each.side.letter}", functools.partial(profile_picture, finding, **look))
 

@@ -105,7 +105,7 @@ View.prototype.followed = function (parent, p, pos) {
     rows = [
       ["logit", logit],
       ["of it from no write", bias],
-    ].filter(([, values]) => values && Number.isFinite(values[pos]));
+    ].filter(([, values], i) => values && Number.isFinite(values[pos]) && (i === 0 || values[pos] !== 0));
   const table = this.table(
     parent,
     [`followed at out: ${isolated(glyphs(token))}`, ""],

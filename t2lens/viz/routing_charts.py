@@ -75,9 +75,11 @@ def effects_picture(
     limits: tuple[tuple[float, float], tuple[float, float]] | None = None,
     counted: str = "",
     chosen: str = "",
+    whose: str = "",
 ) -> str:
     """Mass against effect as SVG: mass on a square-root axis, effect on a logarithmic one, a colour for each kind of
-    source, and the largest of both by name. limits: of both axes. chosen: a site, whose routes are ringed."""
+    source, and the largest of both by name. limits: of both axes. chosen: a site, whose routes are ringed. whose: what
+    stands above it."""
     look = THEMES[theme]
     rank = f"rank correlation {fmt(dots.rank, 2)}" if np.isfinite(dots.rank) else "no rank correlation"
     head = f"Mass against effect: {rank}, n = {len(dots.routes)} routes"
@@ -128,13 +130,20 @@ def effects_picture(
         "cancel, and losing most of it is not seen. Measure to be sure.",
     ]
     body = "".join(plot.marks) + listed
-    return _with_notes(body, width, y + 14, [each for each in told if each], head + ".", theme)
+    return _with_notes(body, width, y + 14, [each for each in told if each], head + ".", theme, whose)
 
 
 def content_picture(
-    finding: Any, *, theme: ThemeName = "light", width: int = 560, chosen: str = "", counted: str = ""
+    finding: Any,
+    *,
+    theme: ThemeName = "light",
+    width: int = 560,
+    chosen: str = "",
+    counted: str = "",
+    whose: str = "",
 ) -> str:
-    """What the weights of each read follow: bars of shares of their second moment, upwards in depth, with the label."""
+    """What the weights of each read follow: bars of shares of their second moment, upwards in depth, with the label.
+    whose: what stands above it."""
     look, data = THEMES[theme], finding.dataset
     reads = [str(read) for read in data["read"].values]
     shares, parts = data["share"].values, [str(part) for part in data["part"].values]
@@ -177,7 +186,7 @@ def content_picture(
         "less than 1%. Key-driven: each follows its own source alone. Content-driven: what the reader holds decides "
         f"too. {counted}"
     ]
-    return _with_notes("".join(out), width, y + 14, notes, "What the weights of each read follow.", theme)
+    return _with_notes("".join(out), width, y + 14, notes, "What the weights of each read follow.", theme, whose)
 
 
 def profile_limits(findings: Sequence[Any]) -> tuple[float, float]:
@@ -198,9 +207,10 @@ def profile_picture(
     width: int = 560,
     limits: tuple[float, float] | None = None,
     counted: str = "",
+    whose: str = "",
 ) -> str:
     """Lines of a `depth_profile`: share by distance in depth, look-back by read, shares of families by read. limits:
-    the tops of the first two, by default their own."""
+    the tops of the first two, by default their own. whose: what stands above it."""
     look, data = THEMES[theme], finding.dataset
     half = (width - 16) // 2
     reader_colors = {"attn": look.series[1], "mlp": look.series[2], "local": look.series[3], "carried": look.series[6]}
@@ -258,7 +268,7 @@ def profile_picture(
         + (" Of several ways distances are means, and by read the first is shown." if several else "")
         + (" Bands: 95% over sequences." if np.isfinite(interval).any() else "")
     ]
-    return _with_notes("".join(body), width, y + 16, notes, "How far back in depth reads look.", theme)
+    return _with_notes("".join(body), width, y + 16, notes, "How far back in depth reads look.", theme, whose)
 
 
 # --- pieces
@@ -271,6 +281,12 @@ def _dots(plot: Plot, xs: Any, ys: Any, color: str, names: Sequence[str], nodes:
             plot.marks.append(mark("circle", tip, node, cx=plot.x(float(x)), cy=plot.y(float(y)), r=2.6, fill=color))
 
 
-def _with_notes(body: str, width: int, y: float, notes: Sequence[str], about: str, theme: ThemeName) -> str:
+def _with_notes(body: str, width: int, y: float, notes: Sequence[str], about: str, theme: ThemeName, whose: str) -> str:
+    """The picture with its notes below it, and above it whose it is."""
     told, y = paragraph(notes, y - 3, width, theme, SIZE)
-    return document(body + told, width, y + 14, f"{about} {' '.join(notes)}", theme)
+    body += told
+    if whose:
+        head = words(4, 12, whose, THEMES[theme].ink, size=SIZE + 1, bold=True)
+        body = f'{head}<g transform="translate(0 22)">{body}</g>'
+        y, about = y + 22, f"{whose}. {about}"
+    return document(body, width, y + 14, f"{about} {' '.join(notes)}", theme)

@@ -93,6 +93,7 @@ def test_charts_beside_the_maps_hold_every_route_and_read(system: str) -> None:
     model = tiny(system)
     dots = Dots(measure_effects(model, TOKENS))
     assert len(marks(effects_picture(dots, chosen="1.mlp"))) == len(dots.routes)
+    assert ">A mine<" in effects_picture(dots, whose="A mine") and "A mine" not in effects_picture(dots)
     ahead = int(np.argmax(dots.apart))  # more mass than effect: ahead by mass, behind by effect
     assert (dots.x > dots.x[ahead]).sum() <= (dots.y > dots.y[ahead]).sum()
     assert f"n = {len(dots.routes)} routes" in effects_picture(dots) and set(dots.kinds) <= set(KINDS.values())
