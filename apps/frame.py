@@ -171,12 +171,13 @@ def run(page: Page) -> None:
     notices = _read_url(page, names) if first else []
     if first:
         state["example"] = st.query_params.get(VIEW, "")
+    badges = None
     if page.bare:
         tell(notices)
         _draw(page, Frame(selection=_selection(), sides=(), first=first, tools=tools))
     else:
         grow(state)
-        controls(names)
+        badges = controls(names)
         selection = _selection()
         cut = [notice for prompt in (selection.prompt, selection.prompt_b) for notice in limit_prompt(prompt)[1]]
         tell([*notices, *cut])
@@ -188,6 +189,8 @@ def run(page: Page) -> None:
             _draw(page, Frame(selection=selection, sides=(), first=first, tools=tools))
     with above:
         tell([*_write_url(page), *refused()])  # what the page itself has not said
+    if badges:
+        badges()
     go_on(state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
@@ -84,15 +85,19 @@ def header() -> Any:
     return tools
 
 
-def controls(names: list[str]) -> None:
-    """Models, edits and prompts, under the keys of the selection."""
-    state = st.session_state
+def controls(names: list[str]) -> Callable[[], None]:
+    """Models, edits and prompts, under the keys of the selection. Returns what puts up the badges that are unknown yet:
+    the checks of a model take seconds, and the page comes first."""
+    state, unknown = st.session_state, []
     a, b, edits, rest = st.columns([2.3, 2.3, 1.35, 7.7], vertical_alignment="bottom")
     for place, letter, offered in ((a, "A", names), (b, "B", [*names, CLEAN, NO_MODEL])):
         key, label = f"model_{letter.lower()}", f"Model {letter}"
-        verified, checks = _badge(state[key])
-        with place.container(key=f"label-{key}", horizontal=True, gap="xsmall"):
-            st.markdown(f"{label}{verified}", width="content", help=checks)
+        spot = place.container(key=f"label-{key}", horizontal=True, gap="xsmall").empty()
+        if _is_checked(state[key]):
+            _badge(spot, label, state[key])
+        else:
+            spot.markdown(label, width="content")
+            unknown.append((spot, label, state[key]))
         # named once more for those who hear the page
         place.selectbox(label, offered, key=key, format_func=_named, label_visibility="collapsed")
     with edits.popover(_edits_label(), width="stretch"):
@@ -111,6 +116,12 @@ def controls(names: list[str]) -> None:
             )
         button.form_submit_button("Run", type="primary", width="stretch")
 
+    def check() -> None:
+        for each in unknown:
+            _badge(*each)
+
+    return check
+
 
 def _named(model: str) -> str:
     return WORDS.get(model, model)
@@ -119,16 +130,28 @@ def _named(model: str) -> str:
 # --- what it says of models and of edits ---------------------------------------------------------------------------
 
 
-def _badge(name: str) -> tuple[str, str | None]:
-    """(Markdown that says how the checks of a model came out, the checks for a tooltip); nothing where it is no model
-    or cannot be loaded (which the page says)."""
-    if name in (CLEAN, NO_MODEL):
-        return "", None
+def _is_checked(name: str) -> bool:
+    """Whether there is nothing to wait for: the checks of this model are known, or it has none."""
     try:
-        found = loaders.verification(loaders.load(name))
-    except (ValueError, OSError, TypeError, RuntimeError):
-        return "", None
-    return f" {verdict(found)}", _checks(name, found)
+        return name in (CLEAN, NO_MODEL) or loaders.is_verified(loaders.load(name))
+    except _NO_MODEL:
+        return True
+
+
+def _badge(spot: Any, label: str, name: str) -> None:
+    """The label of a model with how its checks came out, and the checks as a tooltip; the label alone where it is no
+    model or cannot be loaded (which the page says)."""
+    try:
+        found = None if name in (CLEAN, NO_MODEL) else loaders.verification(loaders.load(name))
+    except _NO_MODEL:
+        found = None
+    if found is None:
+        spot.markdown(label, width="content")
+    else:
+        spot.markdown(f"{label} {verdict(found)}", width="content", help=_checks(name, found))
+
+
+_NO_MODEL = (ValueError, OSError, TypeError, RuntimeError)
 
 
 def verdict(found: Verification) -> str:

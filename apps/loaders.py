@@ -47,6 +47,7 @@ __all__ = [
     "drop",
     "edit_change",
     "forget",
+    "is_verified",
     "load",
     "model_names",
     "own_models",
@@ -222,6 +223,11 @@ def verification(loaded: Loaded) -> Verification:
     while len(_VERIFIED) >= 64:
         _VERIFIED.pop(next(iter(_VERIFIED)), None)
     return _VERIFIED.setdefault(loaded.weights_hash, found)
+
+
+def is_verified(loaded: Loaded) -> bool:
+    """Whether `verification` is known for these weights."""
+    return loaded.weights_hash in _VERIFIED
 
 
 def edit_change(loaded: Loaded, prompt: str, edits: str, pos: int) -> Finding:

@@ -307,3 +307,22 @@ def test_edits_that_cannot_be_are_a_sentence(edits: str, words: str) -> None:
     app = open_app(a="standard", b="none", prompt=PROMPT, edits=edits)
     assert not app.exception
     assert words in texts(app)
+
+
+def test_a_page_does_not_wait_for_the_checks_of_its_models(
+    forward_passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced_before: list[int] = []
+    real = t2lens.verify
+
+    def noted(model: Any) -> Any:
+        traced_before.append(forward_passes.count(PROMPT))
+        return real(model)
+
+    monkeypatch.setattr(t2lens, "verify", noted)
+    monkeypatch.setattr(loaders, "_VERIFIED", {})
+    app = open_app(a="standard", b="elc-bert", prompt=PROMPT)
+    assert traced_before == [2, 2]  # both models had been traced, and drawn
+    assert sum("-badge[verified" in each.value for each in app.markdown) == 2
+    app.run()
+    assert len(traced_before) == 2
