@@ -45,7 +45,7 @@ class View {
     this.onSelect = onSelect || (() => {});
     this.served = Boolean(onSelect);
     if (payload.rev === this.rev) {
-      this.draw();
+      if (this.theme !== this.themed()) this.draw(); // else a run that brings nothing new: all of it is drawn
       return;
     }
     clearInterval(this.player?.timer);

@@ -289,8 +289,12 @@ export function renderMaps(root, payload, onSelect) {
 }
 
 export default function ({ parentElement, data, setStateValue }) {
-  // text as bytes: not made anew, nor parsed, when a run has nothing new
-  if (data instanceof Uint8Array) data = JSON.parse(new TextDecoder().decode(data));
+  // text as bytes: not made anew, nor parsed, when a run has nothing new, as its first entry tells
+  if (data instanceof Uint8Array) {
+    const [, rev] = new TextDecoder().decode(data.subarray(0, 40)).match(/^{"rev":"(\w+)"/) || [],
+      view = parentElement.t2lens;
+    data = rev && view?.rev === rev ? view.payload : JSON.parse(new TextDecoder().decode(data));
+  }
   // `turn` makes every choice a new value, also the choice of a cell that was chosen in an earlier prompt
   return renderMaps(parentElement, data, (key, value) => setStateValue(key, { ...value, turn: Date.now() }));
 }

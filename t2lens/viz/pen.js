@@ -22,10 +22,8 @@ Object.assign(View.prototype, {
   settle() {
     if (this.frame) this.draw();
   },
-  *drawing() {
-    if (!this.panels) return;
-    this.width = this.box.clientWidth;
-    const style = getComputedStyle(this.box);
+  // reads the colours of the page; gives them as one text
+  themed() {
     const probe = (name) => {
       this.tip.style.color = `var(${name})`;
       const c = getComputedStyle(this.tip).color;
@@ -33,7 +31,13 @@ Object.assign(View.prototype, {
       return c;
     };
     this.colors = { paper: probe("--paper"), ink: probe("--ink"), mute: probe("--mute"), hair: probe("--hair") };
-    this.font = style.fontFamily;
+    return Object.values(this.colors).join();
+  },
+  *drawing() {
+    if (!this.panels) return;
+    this.width = this.box.clientWidth;
+    this.theme = this.themed();
+    this.font = getComputedStyle(this.box).fontFamily;
     const tmp = el("canvas").getContext("2d");
     tmp.fillStyle = this.colors.paper;
     tmp.fillRect(0, 0, 1, 1);
