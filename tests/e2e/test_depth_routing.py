@@ -79,7 +79,7 @@ def test_choices_change_the_maps_and_the_link_gives_them_back(page: Any, server:
     assert tip != share and "own depth weights: " in tip
     page.get_by_text("measured by ablation").click()
     page.wait_for_selector(
-        'svg[aria-label^="Mass against effect"] circle[data-tip*="KL without the route"]', timeout=WAIT
+        'svg[aria-label*="Mass against effect"] circle[data-tip*="KL without the route"]', timeout=WAIT
     )
     settled(page)
     asked = url(page)
