@@ -155,9 +155,8 @@ def test_a_cache_without_its_batch_axis_has_parts_without_one(system):
 
 
 @SYSTEM
-@pytest.mark.parametrize(
-    ("dtype", "remove"), [(torch.float64, False), (torch.bfloat16, True)], ids=["", "in bfloat16 without batch axis"]
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("remove", [False, True], ids=["", "without batch axis"])
 def test_parts_survive_a_file_where_coefficients_are_scalars(system, dtype, remove, tmp_path):
     model, cache = cached(system, 5, random_tokens(5)[:1], dtype=dtype, remove_batch_dim=remove)
     cache.save(tmp_path / "c")

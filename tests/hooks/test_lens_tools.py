@@ -15,7 +15,7 @@ from t2lens.config import Attention, BucketAttention, Norm
 from t2lens.hooks import NotAdditiveError
 from tests.systems import SYSTEMS, random_tokens, tiny
 
-tools: Any = pytest.importorskip("transformer_lens.tools.analysis")
+tools: Any = pytest.importorskip("transformer_lens.tools.analysis", reason="came with transformer_lens 4")
 pytestmark = pytest.mark.skipif(
     not hasattr(patching, "get_act_patch_direct_path"), reason="tools of transformer_lens 4.3"
 )

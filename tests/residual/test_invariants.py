@@ -15,7 +15,7 @@ TIGHT = 1e-10
 
 pytestmark = pytest.mark.parametrize("system", SYSTEMS)
 local = pytest.mark.parametrize("local", [False, True], ids=["", "with ShortSWA"])
-drawn = pytest.mark.parametrize(("seed", "local"), [(0, False), (1, True)], ids=["", "with ShortSWA"])
+seeds = pytest.mark.parametrize("seed", [0, 1])
 
 
 def padded(tokens: torch.Tensor, n: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,8 @@ def close(a, b, limit=TIGHT):
     assert float((a - b).detach().abs().max()) < limit
 
 
-@drawn
+@seeds
+@local
 def test_contributions_sum_to_the_read_and_shares_to_the_logits(system, local, seed):
     model = tiny(system, seed, local=local)
     tokens, mask = padded(random_tokens(seed), 2, "left")
@@ -71,8 +72,9 @@ def test_contributions_of_parts_sum_to_those_of_their_atom(system, local):
         list(contributions_of_parts(model.residual, record, "nowhere", parts))
 
 
-def test_mixing_matrix_applied_to_the_atoms_gives_the_read(system):
-    model, tokens = tiny(system, 1), random_tokens(1)
+@seeds
+def test_mixing_matrix_applied_to_the_atoms_gives_the_read(system, seed):
+    model, tokens = tiny(system, seed), random_tokens(seed)
     record = model.record(tokens)
     atoms = torch.stack(record.atoms)
     matrix = t2lens.mixing_matrix(model, tokens)
@@ -84,7 +86,8 @@ def test_mixing_matrix_applied_to_the_atoms_gives_the_read(system):
             close((row.unsqueeze(-1) * atoms).sum(dim=0), record.reads[read.name])
 
 
-@drawn
+@seeds
+@local
 def test_coefficients_that_are_numbers_give_what_the_walk_with_whole_vectors_gives(system, local, seed):
     model = tiny(system, seed, local=local)
     record, code = model.record(random_tokens(seed)), model.residual
@@ -105,7 +108,8 @@ def _apart(code, record):
     return line(0, record.embed), lambda step: line(step.site.index + 1, code.atom(step.out, step.gates))
 
 
-@drawn
+@seeds
+@local
 def test_padding_changes_nothing_at_real_tokens(system, local, seed):
     model, tokens = tiny(system, seed, local=local), random_tokens(seed)
     plain, logits = model.record(tokens), model(tokens)
@@ -119,7 +123,8 @@ def test_padding_changes_nothing_at_real_tokens(system, local, seed):
         close(model(*padded(tokens, 3, side))[:, real], logits)
 
 
-@drawn
+@seeds
+@local
 def test_decoding_equals_the_full_pass(system, local, seed):
     model, tokens = tiny(system, seed, local=local), random_tokens(seed)
     tokens, mask = padded(tokens, 2, "left")
@@ -136,13 +141,14 @@ def test_generation_with_and_without_cache_is_the_same(system):
     model = tiny(system, 3, local=True)
     prompt = torch.tensor([[0, 7, 3, 7], [0, 9, 9, 2]])
     for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_k": 5, "seed": 4}):
-        with_cache = model.generate(prompt, 4, **options)
-        assert torch.equal(with_cache, model.generate(prompt, 4, use_cache=False, **options))
-        assert with_cache.shape == (2, 8) and torch.equal(with_cache[:, :4], prompt)
+        with_cache = model.generate(prompt, 6, **options)
+        assert torch.equal(with_cache, model.generate(prompt, 6, use_cache=False, **options))
+        assert with_cache.shape == (2, 10) and torch.equal(with_cache[:, :4], prompt)
 
 
-def test_no_position_sees_the_future(system):
-    model, tokens = tiny(system, 0, local=True), random_tokens(0)
+@seeds
+def test_no_position_sees_the_future(system, seed):
+    model, tokens = tiny(system, seed, local=True), random_tokens(seed)
     other = tokens.clone()
     other[:, -1] = (other[:, -1] + 1) % 50
     before, after = model(tokens), model(other)

@@ -76,10 +76,10 @@ class Killer(threading.Thread):
 
 
 def capture(run: Path, log: Path, *command: str) -> int:
-    """Run a command that captures and kill a worker of it at some moment; how many were."""
+    """Run a command that captures and kill workers of it at two moments; how many were."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_AUTH_MODE": "disabled"}
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
-        killer = Killer(run, process.pid, at=[random.randrange(61)])
+        killer = Killer(run, process.pid, at=sorted(random.sample(range(61), 2)))
         killer.start()
         code = process.wait(timeout=200)
         killed = killer.stop()
@@ -107,7 +107,7 @@ def test_under_torchrun_the_bytes_are_the_same_though_workers_are_killed(runs, s
     whole, run = runs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=9"]
     resume = ["-m", "t2lens.cli", "capture", str(small), "--resume", str(run)]
-    assert capture(run, tmp_path / "log", *torchrun, *resume) == 1
+    assert capture(run, tmp_path / "log", *torchrun, *resume) == 2
     assert missing(run) == []
     repair_run(run)
     assert files(run) == files(whole)
@@ -119,7 +119,7 @@ def test_actors_of_a_ray_cluster_that_are_killed_are_replaced(runs, small, tmp_p
     pytest.importorskip("ray")
     whole, run = runs
     resume = ["-m", "t2lens.cli", "capture", str(small), "--resume", str(run), "--launcher=ray", "--workers=2"]
-    assert capture(run, tmp_path / "log", sys.executable, *resume) == 1
+    assert capture(run, tmp_path / "log", sys.executable, *resume) == 2
     assert missing(run) == []
     repair_run(run)
     assert files(run) == files(whole)
@@ -129,7 +129,7 @@ def test_actors_of_a_ray_cluster_that_are_killed_are_replaced(runs, small, tmp_p
 def test_what_a_worker_meets_is_said_by_the_one_that_started_it(runs) -> None:
     _, run = runs
     with pytest.raises(ValueError, match="'nowhere'"):
-        list(launch(run, "local", ModelSource("nowhere"), workers=1))
+        list(launch(run, "local", ModelSource("nowhere"), workers=2))
 
 
 def test_ranks_come_from_the_environment(monkeypatch) -> None:

@@ -249,8 +249,9 @@ def test_half_a_character_in_json_is_one_sentence_with_its_place(small_model, tm
         make_run(small_model, tmp_path / "a.jsonl", tmp_path, "atoms", n_pos=4)
 
 
-def test_a_line_of_megabytes_is_one_document(small_model, tmp_path) -> None:
-    text = (WORDS * (2_000_000 // len(WORDS))).strip()
+@pytest.mark.slow
+def test_a_line_of_ten_megabytes_is_one_document(small_model, tmp_path) -> None:
+    text = (WORDS * (10_000_000 // len(WORDS))).strip()
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": WORDS}))
     plan = read_plan(make_run(small_model, tmp_path / "a.jsonl", tmp_path, "hook_embed|norm", n_pos=64))
     assert plan.n_documents in (1, 2)  # the second may be left out with the end
