@@ -116,7 +116,6 @@ def test_under_torchrun_the_bytes_are_the_same_though_workers_are_killed(runs, s
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 def test_actors_of_a_ray_cluster_that_are_killed_are_replaced(runs, small, tmp_path) -> None:
-    pytest.importorskip("ray")
     whole, run = runs
     resume = ["-m", "t2lens.cli", "capture", str(small), "--resume", str(run), "--launcher=ray", "--workers=2"]
     assert capture(run, tmp_path / "log", sys.executable, *resume) == 2

@@ -1,6 +1,7 @@
 """Pictures of findings and maps: their numbers are those of the dataset, their text is text, and they become pixels."""
 
 import base64
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from PIL import Image  # comes with streamlit
 
 import t2lens
 from t2lens.analysis import logit_lens
@@ -156,10 +158,7 @@ def decoded(png: bytes) -> np.ndarray:
 def test_pixels_survive_as_png(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels)).astype(np.uint8)
     np.testing.assert_array_equal(decoded(encode_png(pixels)), pixels)
-    pillow = pytest.importorskip("PIL.Image")
-    import io
-
-    np.testing.assert_array_equal(np.asarray(pillow.open(io.BytesIO(encode_png(pixels)))), pixels)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(pixels)))), pixels)
 
 
 def test_two_findings_share_one_scale() -> None:
@@ -215,9 +214,7 @@ def size(png: bytes) -> tuple[int, int]:
 
 
 def ink(png: bytes) -> float:
-    import io
-
-    pixels = np.asarray(pytest.importorskip("PIL.Image").open(io.BytesIO(png)).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
     return float((np.abs(pixels - pixels[0, 0]).sum(axis=-1) > 60).mean())
 
 
@@ -256,10 +253,7 @@ def test_text_is_drawn_on_a_machine_without_fonts() -> None:
     ran = subprocess.run(["unshare", "-m", "sh", "-c", hide, sys.executable, script], capture_output=True, check=False)
     if ran.returncode == 99 or b"unshare failed" in ran.stderr:
         pytest.skip("this machine does not let its fonts be hidden")
-    pillow = pytest.importorskip("PIL.Image")
-    import io
-
-    alpha = np.asarray(pillow.open(io.BytesIO(ran.stdout)).convert("RGBA"))[..., 3]
+    alpha = np.asarray(Image.open(io.BytesIO(ran.stdout)).convert("RGBA"))[..., 3]
     assert (alpha > 128).sum() > 150 and "\\u21b5" in ascii(ran.stderr.decode())
 
 
